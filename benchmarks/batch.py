@@ -121,7 +121,7 @@ def main() -> None:
         record(Path(scratch) / "training", "train", args.training, args)
         fit(Path(scratch) / "training", policy="stopping", out=stopping)
         pair = load_pair(engine="static")
-        prompts = [tokens for _, tokens in prompts_of(run, Manifest.load(run), pair)]
+        prompts = [tokens for _, tokens in prompts_of(run, Manifest.load(run), pair.encoder)]
         trace, costs = read_run(run)
         recorded = Recorded(trace, prompts, costs, args)
         arms = [arm for batch in batches for arm in arms_of(batch, len(prompts), args.gamma_max, stopping)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest, ModelEntry, PromptsEntry
 from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.shards import read_shard, shard_paths
 from draftgauge.traces.trace import PromptInfo, Trace
 
 TASKS = ("code", "math", "chat", "summarization")
@@ -168,3 +170,10 @@ def same_rows(one: Trace, other: Trace) -> bool:
         and getattr(one, name).tobytes() == getattr(other, name).tobytes()
         for name in arrays
     )
+
+
+def texts_of(folder: Path, index: int) -> list[str]:
+    """The decoded pieces of one prompt's output, one a position."""
+    fingerprint = Manifest.load(folder).fingerprint()
+    tables = [read_shard(path, fingerprint).table.select(["prompt_index", "text"]) for path in shard_paths(folder)]
+    return [row["text"] for table in tables for row in table.to_pylist() if row["prompt_index"] == index]

@@ -15,10 +15,10 @@ from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.recording import batch_models, check_batches
 from draftgauge.api.replay import replay
+from draftgauge.api.report import write_report
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.models import rows as static_rows
-from draftgauge.reporting.page import build_report
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
@@ -80,10 +80,10 @@ def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:
     replace(curve, batched=batched).save(folder / COSTS_NAME)
     rows = [row for row in replay(folder, batches=(1, 8)) if row["best"]]
     assert rows[0]["gamma"] > rows[1]["gamma"] == 0
-    page = build_report([folder], tmp_path / "report.html").read_text()
+    page = write_report(folder, tmp_path / "report.html").read_text()
     assert "Best length by load" in page
     replace(curve, batched=None).save(folder / COSTS_NAME)
-    assert "Best length by load" not in build_report([folder], tmp_path / "report.html").read_text()
+    assert "Best length by load" not in write_report(folder, tmp_path / "report.html").read_text()
 
 
 def test_files_without_batches_are_read_and_say_what_to_do(run: Path, tmp_path: Path) -> None:

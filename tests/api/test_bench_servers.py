@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge
-from draftgauge.core.provenance import write_measurement
 from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, models_page, serving
 from tiny import save_tiny
@@ -54,21 +53,17 @@ def benched(arguments: list[str], out: Path) -> dict[str, dict[str, Any]]:
     return {row["policy"]: row for row in json.loads(out.read_text())["rows"] if row["task"] == "all"}
 
 
-def test_llama_servers_and_how_far_advice_was_off(inputs: list[str], tmp_path: Path) -> None:
-    advice = tmp_path / "advice.json"
-    rows = [{"engine": "llama-server", "setting": "fixed:4", "speedup": 1.6, "advised": True}]
-    write_measurement(advice, "draftgauge advise", rows)
+def test_llama_servers(inputs: list[str], tmp_path: Path) -> None:
     models = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
     with (
         serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
         serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
     ):
         servers = [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
-        found = benched([*inputs, *servers, "--advice", str(advice)], tmp_path / "rows.json")
+        found = benched([*inputs, *servers], tmp_path / "rows.json")
     assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(2.0)
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 3)
     assert found["fixed:4"]["mismatches"] == 0
-    assert found["fixed:4"]["off"] == pytest.approx(2.0 / 1.6 - 1)
     assert found["plain"]["tokens_per_second"] == pytest.approx(7 / 0.08)  # the first token is the prompt's
 
 
@@ -133,9 +128,7 @@ def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(2.0)
 
 
-def test_servers_that_cannot_be_compared(inputs: list[str], tmp_path: Path) -> None:
-    other = tmp_path / "advice.json"
-    write_measurement(other, "draftgauge advise", [{"engine": "sglang", "setting": "plain", "speedup": 1.0}])
+def test_servers_that_cannot_be_compared(inputs: list[str]) -> None:
     models = {"/v1/models": (200, models_page("m"))}
     with serving(models | {"/v1/completions": (500, error_page("out of memory", 500))}) as url:
         for arguments, message in (
@@ -144,7 +137,6 @@ def test_servers_that_cannot_be_compared(inputs: list[str], tmp_path: Path) -> N
             ([f"plain={url}", f"plain={url}"], "each setting once"),
             ([f"plain={url}", "--engine", "sglang"], "--engine vllm or llama-server"),
             (["plain=http://127.0.0.1:9"], "no server answers"),
-            ([f"plain={url}", "--advice", str(other)], "holds no rows"),
             ([f"plain={url}"], "500: out of memory"),
         ):
             result = draftgauge(["bench-servers", *arguments, *inputs])

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
 from draftgauge.api.pair import load_pair_of
 from draftgauge.api.profile import profile
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
-from draftgauge.core.prompts import Message, Prompt, read_prompts
+from draftgauge.core.prompts import Message, read_prompts
 from draftgauge.core.rendering import Rendering, template_arguments, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
@@ -117,7 +116,7 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
             plain_decode(loaded.target, expected[-1], settings).tokens, skip_special_tokens=True
         )
         conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": said or ""}]
-    encoded = prompts_of(run, manifest, loaded)
+    encoded = prompts_of(run, manifest, loaded.encoder)
     assert [tokens for _, tokens in encoded[:3]] == expected
     assert [p.identifier for p, _ in encoded] == ["81", "81/2", "81/3", "1", "2"]
     recorded = read_trace(run).prompts
@@ -145,7 +144,7 @@ def test_a_conversation_without_room_is_refused_or_left_out(pair: dict[str, Any]
     manifest, run = record(pair, tmp_path / "b", long_prompts="skip", **asked)
     assert [p.index for p in read_trace(run).prompts] == [0]
     manifest, run = record(pair, tmp_path / "c", long_prompts="truncate", **asked)
-    assert len(prompts_of(run, manifest, load_pair_of(manifest))) == 3
+    assert len(prompts_of(run, manifest, load_pair_of(manifest).encoder)) == 3
 
 
 def test_generate_renders_as_asked(pair: dict[str, Any]) -> None:
@@ -196,25 +195,3 @@ def test_training_answers_name_how_they_were_rendered(pair: dict[str, Any]) -> N
     assert source_of(asked).startswith(source_of(plain))
     assert '"system": "s"' in source_of(asked)
     assert (plain.identity()["system"], asked.identity()["system"]) == (None, "s")
-
-
-def test_the_command_line_refuses_with_code_2(pair: dict[str, Any], tmp_path: Path) -> None:
-    words = ["profile", "--out", str(tmp_path / "run"), "--target", str(pair["target"]), "--draft", str(pair["draft"])]
-    words += ["--prompts", str(pair["prompts"]), "--max-new-tokens", "8", "--gamma-max", "2"]
-    for further, said in (
-        (["--chat-template-args", "{thinking}"], "must be a JSON object"),
-        (["--chat-template-args", '{"enable_thinkin": false}'], "does not read 'enable_thinkin'"),
-        (["--system", "s", "--raw"], "plain text takes no system message"),
-        (["--turns", "0"], "turns must be at least 1"),
-    ):
-        result = draftgauge([*words, *further])
-        assert result.exit_code == 2
-        assert said in " ".join(result.output.split())
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_unanswered_turn_keeps_its_place() -> None:
-    line = Prompt(3, "x", "t", "", text="a", turns=("a", "b"), reference="r")
-    first, second = turns_of([line], 2)
-    assert (first.index, second.index) == (6, 7)
-    assert (first.reference, second.reference) == ("r", None)

@@ -61,23 +61,16 @@ def test_a_datastore_holds_the_outputs_of_training_prompts(run: Path, tmp_path: 
     (row,) = rows_of(tmp_path / "rows.json")
     assert (row["outputs"], row["tokens"], row["capacity"]) == (8, sum(map(len, held.values())), 1 << 17)
     assert (row["left_out"], "did not fit" in result.output) == (0, False)
-    rows = package.build_datastore(run, out=path, split="all", with_prompts=False, capacity=100)
+    rows = package.build_datastore(run, out=path, split="all", capacity=100)
     assert rows[0]["tokens"] <= rows[0]["capacity"] == 100
     assert 0 < rows[0]["left_out"] == len(trace.prompts) - rows[0]["outputs"]
     small = invoke("datastore", "build", run, "--out", tmp_path / "small.parquet", "--capacity", "50")
     assert "outputs, the oldest, did not fit: raise --capacity" in " ".join(small.output.split())
 
 
-def test_a_datastore_of_few_outputs_is_one(tmp_path: Path) -> None:
-    few = write_run(tmp_path / "few", 2)
-    replace(CostCurve.load(few / COSTS_NAME), vocabulary="words").save(few / COSTS_NAME)
-    rows = package.build_datastore(few, out=tmp_path / "few.parquet")
-    assert rows[0]["outputs"] == 2
-
-
 def test_replay_looks_in_it_and_names_its_size(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "store.parquet"
-    package.build_datastore(run, out=path, with_prompts=True)
+    package.build_datastore(run, out=path)
     tokens = Datastore.load(path, "words").tokens
     specs = ("-p", "lookup:least=1", "-p", "fixed:2")
     for given in ((), ("--datastore", path)):

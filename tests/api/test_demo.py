@@ -20,7 +20,7 @@ from draftgauge.api.replay import replay
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.provenance import read_measurement
 from draftgauge.core.signals import NO_SIGNALS
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import PolicyBase, Step
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.splits import prompt_keys, split_trace
@@ -70,28 +70,12 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
     assert told == ["first", "none", "bf16"]
     assert "".join(pieces)
     assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")
-    keys = {
-        "compression",
-        "task",
-        "policy",
-        "tokens_per_step",
-        "modelled_tokens_per_second",
-        "live_tokens_per_second",
-        "mismatches",
-    }
-    summaries = [row for row in rows if "best_fixed_gamma" in row]
-    assert [(row["compression"], row["task"]) for row in summaries] == [
-        (c, t) for c in ("none", "bf16") for t in (*TASKS, "all")
-    ]
-    assert all(row["hindsight_gain"] >= -1e-9 for row in summaries), [row["hindsight_gain"] for row in summaries]
-    assert all(0 <= row["near_best_from"] <= row["best_fixed_gamma"] <= row["near_best_to"] <= 4 for row in summaries)
-    policies = [row for row in rows if "policy" in row]
-    assert {row["task"] for row in policies} == {*TASKS, "all"}
-    for row in policies:
-        assert keys <= set(row)
+    assert {row["task"] for row in rows} == {*TASKS, "all"}
+    assert sum(bool(row["verdict"]) for row in rows) == 2  # one a compression
+    for row in rows:
         if row["compression"] == "none":
             assert row["mismatches"] == 0
-            assert row["tokens_per_step"] == pytest.approx(row["live_tokens_per_step"])
+            assert row["tokens_per_step"] == pytest.approx(row["modelled_tokens_per_step"])
 
 
 def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -158,38 +142,10 @@ def test_transformers_baselines_decode_the_same_tokens(inputs: dict[str, Path]) 
     assert pair.draft.module.generation_config.num_assistant_tokens in (None, 20)
 
 
-class Alternating:
-    """A policy of a user's own: two tokens, then none, and so on."""
+class Growing(PolicyBase):
+    """One that learns across outputs: it drafts the more, the more outputs it has seen."""
 
     reads = NO_SIGNALS
-
-    def __init__(self) -> None:
-        self.next = 2
-
-    def reset(self) -> None:
-        self.next = 2
-
-    def limit(self) -> int:
-        return self.next
-
-    def keep_drafting(self, signal: Signal) -> bool:
-        return True
-
-    def observe(self, step: Step) -> None:
-        self.next = 2 - self.next
-
-
-def test_policies_of_ones_own_are_replayed(inputs: dict[str, Path], tmp_path: Path) -> None:
-    run = recorded(inputs, tmp_path / "run")
-    rows = replay(run, objects={"alternating": Alternating()})
-    baselines = {"no-draft", f"fixed:{rows[0]['best_fixed_gamma']}"}
-    assert {row["policy"] for row in rows} - baselines == {"alternating", "hindsight"}
-    with pytest.raises(DraftgaugeError, match="two policies are named"):
-        replay(run, ["no-draft"], objects={"no-draft": Alternating()})
-
-
-class Growing(Alternating):
-    """One that learns across outputs: it drafts the more, the more outputs it has seen."""
 
     def __init__(self) -> None:
         self.outputs = 0

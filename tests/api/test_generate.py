@@ -24,14 +24,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     )
 
 
-def test_greedy_output_does_not_depend_on_the_policy(pair: Pair) -> None:
-    plain, _ = generate(pair, "hello", "plain", max_new_tokens=20)
-    for policy in ("no-draft", "fixed:3", "hf-heuristic", "cumulative-confidence"):
-        text, how = generate(pair, "hello", policy, max_new_tokens=20)
-        assert text == plain
-        assert len(how.origins) == len(how.tokens)
-
-
 def test_a_policy_that_was_fitted_on_another_pair_is_named(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,17 +88,6 @@ def test_stop_strings_end_the_output(pair: Pair) -> None:
     assert how.finish == "stop"
     assert stopped.endswith(text[4:6])
     assert text.startswith(stopped)
-
-
-def test_the_chat_template_is_used_where_there_is_one(pair: Pair) -> None:
-    assert (
-        generate(pair, "hello", "plain", max_new_tokens=8)[0]
-        == generate(pair, "hello", "plain", chat=True, max_new_tokens=8)[0]
-    )
-    assert (
-        generate(pair, "hello", "plain", chat=False, max_new_tokens=8)[0]
-        != generate(pair, "hello", "plain", max_new_tokens=8)[0]
-    )
 
 
 def test_bad_requests(pair: Pair, tmp_path: Path) -> None:

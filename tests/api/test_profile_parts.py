@@ -183,7 +183,8 @@ def test_a_part_that_fails_is_named_and_the_others_are_kept(
         patch.setattr(recording, "record_missing", fails)
         with pytest.raises(DraftgaugeError, match=r"part 1 failed: the memory .* ask for the same again"):
             record(models, tmp_path / "run", shards=2)
-    assert [p.index for p in read_trace(tmp_path / "run", allow_incomplete=True).prompts] == list(range(0, PROMPTS, 2))
+    assert not Manifest.load(tmp_path / "run").complete
+    assert shard_paths(tmp_path / "run")
     assert same_rows(record(models, tmp_path / "run", shards=2), whole[1])
 
 
@@ -199,11 +200,6 @@ def test_nobody_else_goes_on_with_one_of_several_runs(models: dict[str, Any], tm
 def test_two_writers_on_one_folder(models: dict[str, Any], whole: tuple[Path, Trace]) -> None:
     with only_writer(whole[0]), pytest.raises(DraftgaugeError, match="another process is writing into"):
         record(models, whole[0])
-    with only_writer(whole[0]):
-        words = [f"--{name}={value}" for name, value in models.items()]
-        result = draftgauge(["profile", *words, "--out", str(whole[0]), "--max-new-tokens=8", "--gamma-max=3"])
-    assert result.exit_code == 2
-    assert "another process is writing into" in " ".join(result.output.split())
     assert same_rows(read_trace(whole[0]), whole[1])
 
 
@@ -319,15 +315,6 @@ def test_workers_find_what_was_named_by_relative_paths(tmp_path: Path, monkeypat
     asked = recording._with_absolute_paths(make_request(ProfileRequest, keywords=names | {"out": "run"}))
     found = (asked.pair.target, asked.pair.draft, asked.pair.loading.tokenizer, asked.prompts.prompts)
     assert [str(path) for path in found] == [str(tmp_path / name) for name in names.values()]
-
-
-def test_parts_that_overlap_each_other_cannot_join(models: dict[str, Any], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    record(models, run, limit=3)
-    part_job(models, run, (3, 4)).run(silent)
-    replace(part_job(models, run, (4, 5)), number=1).run(silent)
-    with pytest.raises(TraceError, match=r"holds prompt 4, as another shard .* prompt 5, .* must not overlap"):
-        join_parts(run)
 
 
 def test_prompts_of_a_damaged_part_are_recorded_again(

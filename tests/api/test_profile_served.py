@@ -16,9 +16,10 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.serving.outputs import ServedAnswer, read_outputs
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_texts, read_trace
+from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 from small_profiles import PROMPTS, SMALL, record, save_models
+from synthetic import texts_of
 from tiny import tiny_tokenizer
 
 
@@ -38,7 +39,7 @@ def batch_lines(run: Path, trace: Trace, with_tokens: bool) -> list[dict[str, An
     lines = []
     for number, info in enumerate(trace.prompts):
         tokens = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
-        message = {"role": "assistant", "content": "".join(read_texts(run, info.index))}
+        message = {"role": "assistant", "content": "".join(texts_of(run, info.index))}
         choice: dict[str, Any] = {"message": message, "finish_reason": info.finish}
         choice |= {"token_ids": tokens} if with_tokens else {}
         body = {"choices": [choice]}

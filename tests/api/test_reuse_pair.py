@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import draftgauge
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
 from draftgauge.api.pair import load_pair, load_pair_of
@@ -157,23 +156,3 @@ def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], 
     with pytest.raises(DraftgaugeError, match="unknown drafter"):
         profile(target=models["target"], drafter=models["target"], prompts=models["prompts"], out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_command_line_takes_a_drafters_folder(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
-    def bench(*arguments: object):
-        return draftgauge(["bench", *map(str, arguments), "--rounds", "1", "--device", "cpu", "--limit", "1"])
-
-    rows = tmp_path / "rows.json"
-    named = ("--drafter", models["hybrid"], "--prompts", models["prompts"], "--max-new-tokens", 12)
-    result = bench(*named, "--policy", "fixed:3", "--json", rows)
-    assert result.exit_code == 0, result.output
-    assert [row["mismatches"] for row in json.loads(rows.read_text())["rows"]] == [
-        0
-    ] * 6  # three arms, by task and all together
-    result = bench(recorded, "--drafter", models["control"], "--policy", "fixed:3", "--json", rows)
-    assert result.exit_code == 0, result.output
-    assert bench(recorded, "--target", models["target"]).exit_code == 2
-    assert bench("--drafter", tmp_path).exit_code == 2
-    arguments = ["--target", str(models["target"]), "--drafter", str(models["kv"]), "--max-new-tokens", "12"]
-    generated = draftgauge(["generate", "hello", *arguments])
-    assert generated.exit_code == 0, generated.output

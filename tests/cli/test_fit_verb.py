@@ -74,12 +74,6 @@ def test_what_cannot_be_fitted_leaves_the_file_as_it_was(
     assert out.read_text() == "mine"
 
 
-def test_the_folder_of_the_file_is_made(run: Path, tmp_path: Path) -> None:
-    result = invoke("fit", run, "--policy", "stopping", "--out", tmp_path / "new" / "p.json")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "new" / "p.json").is_file()
-
-
 def test_the_file_is_named_json_and_prompts_are_enough(run: Path, tmp_path: Path) -> None:
     result = invoke("fit", run, "--out", tmp_path / "policy.pt")
     assert result.exit_code == 2

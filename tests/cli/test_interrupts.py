@@ -16,6 +16,7 @@ import draftgauge as package
 from command_line import draftgauge
 from draftgauge.cli.console import interruptible
 from draftgauge.traces.reader import read_trace
+from draftgauge.traces.shards import shard_paths
 from tiny import save_tiny
 from written_runs import write_run
 
@@ -66,11 +67,10 @@ def test_while_recording_pressed_several_times(number: int, tmp_path: Path) -> N
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert said.count("interrupted.") == 1
-    recorded = len(read_trace(out, allow_incomplete=True).prompts)
-    assert 0 < recorded < 400
+    assert shard_paths(out)
     result = draftgauge([*words, "--seconds=1e-9"])  # it goes on with what is there
     assert result.exit_code == 0, result.stderr
-    assert len(read_trace(out).prompts) == recorded
+    assert 0 < len(read_trace(out).prompts) < 400
 
 
 class Finalised:

@@ -13,7 +13,7 @@ from command_line import Result, draftgauge
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli import generate as cli_generate
 from draftgauge.core.errors import DraftgaugeError
-from tiny import save_tiny, tiny_tokenizer
+from tiny import save_tiny
 
 PROMPTS = [
     {"prompt": "def add(a, b):", "task": "code", "split": "test"},
@@ -169,49 +169,3 @@ def test_costs_that_are_noise_are_pointed_out(
         said = invoke("profile", *profile_arguments(pair, tmp_path / "run"))
         assert said.exit_code == 0
         assert " ".join(said.stderr.split()).count("are not to be trusted, all of them are noise: run") == bool(doubt)
-
-
-def test_bad_prompt_files_are_refused_before_any_work(pair: dict[str, Path], tmp_path: Path) -> None:
-    cases = {"": "holds no prompts", "not json\n": "line 1: not JSON", '{"prompt": "a"}\n{"task": "x"}\n': "line 2"}
-    for content, message in cases.items():
-        bad = tmp_path / "bad.jsonl"
-        bad.write_text(content)
-        result = invoke("profile", *profile_arguments(pair | {"prompts": bad}, tmp_path / "out"))
-        assert result.exit_code == 2
-        assert message in result.stderr
-        assert not (tmp_path / "out" / "manifest.json").exists()
-    result = invoke("profile", *profile_arguments(pair | {"prompts": tmp_path / "none.jsonl"}, tmp_path / "out"))
-    assert result.exit_code == 2
-    assert "there is no prompt file" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (("--compression", "int3"), "unknown compression 'int3'"),
-        (("--gamma-max", 0), "--gamma-max must be at least 1"),
-        (("--max-new-tokens", 4000), "the models take 128 tokens"),
-        (("--engine", "warp"), "unknown engine 'warp'"),
-    ],
-)
-def test_bad_options_of_profile(pair: dict[str, Path], tmp_path: Path, extra: tuple[object, ...], message: str) -> None:
-    result = invoke("profile", *profile_arguments(pair, tmp_path / "out"), *extra)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_vocabularies_that_differ_are_refused(pair: dict[str, Path], tmp_path: Path) -> None:
-    save_tiny(tmp_path / "other", "llama")
-    tiny_tokenizer(swap=(5, 6)).save_pretrained(tmp_path / "other")
-    result = invoke("profile", *profile_arguments(pair | {"draft": tmp_path / "other"}, tmp_path / "out"))
-    assert result.exit_code == 2
-    assert "different vocabularies" in result.stderr
-
-
-def test_unknown_policies_list_the_known_ones(recorded: Path) -> None:
-    for verb in ("replay", "bench"):
-        result = invoke(verb, recorded, "--policy", "clairvoyant")
-        assert result.exit_code == 2
-        assert "clairvoyant" in result.stderr
-        assert "hf-heuristic" in result.stderr

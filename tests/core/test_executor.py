@@ -48,12 +48,6 @@ def test_local(tmp_path: Path) -> None:
     assert "Traceback" in next(o for o in outcomes if o.job == "bug").error
 
 
-def test_a_job_after_one_of_an_earlier_run_starts(tmp_path: Path) -> None:
-    (tmp_path / "first").write_text("")
-    (outcome,) = execute([FileJob("second", tmp_path, after="first")], "local", lambda outcome: None)
-    assert not outcome.error
-
-
 def test_a_ray_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(**options: object) -> None:
         raise Exception("The current node timed out\nduring startup.")

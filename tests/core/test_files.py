@@ -14,8 +14,6 @@ from draftgauge.core.files import (
     append_lines,
     atomic_write_bytes,
     atomic_write_text,
-    file_sha256,
-    remove_temporaries,
     replacing,
     require_writable,
     require_writable_file,
@@ -87,25 +85,6 @@ def test_interrupt_leaves_no_temporary(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_folder_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(DraftgaugeError, match=r"cannot write .*No such file"):
-        atomic_write_text(tmp_path / "absent" / "a", "x")
-
-
-def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    keep = tmp_path / "a.parquet"
-    keep.write_text("x")
-    leftover = tmp_path / f".a.parquet.123{TEMPORARY_SUFFIX}"
-    leftover.write_text("half")
-    assert remove_temporaries(tmp_path) == [leftover]
-    assert list(tmp_path.iterdir()) == [keep]
-
-
-def test_require_writable_creates(tmp_path: Path) -> None:
-    require_writable(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     for folder in (tmp_path / "a", tmp_path / "a" / "b" / "c"):
@@ -113,25 +92,11 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
             require_writable(folder)
 
 
-def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(DraftgaugeError, match=r"cannot write .*new: Permission denied"):
-        require_writable(tmp_path / "new")
-
-
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not bind the superuser")
 def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(DraftgaugeError, match="cannot be written to"):
         require_writable(tmp_path)
-
-
-def test_sha256(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    assert file_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_paths_that_cannot_be_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

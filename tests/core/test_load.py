@@ -9,7 +9,6 @@ import pytest
 
 from draftgauge.core import load
 from draftgauge.core.load import describe_load, machine_load, watched_load
-from draftgauge.core.provenance import environment
 
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -39,13 +38,3 @@ def test_where_the_system_does_not_say(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
     assert machine_load() is None
     assert describe_load(None) == ""
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc here")
-def test_the_load_is_part_of_the_provenance() -> None:
-    with watched_load():
-        found = environment()["load"]
-    assert found is not None
-    assert 0 <= found["steal"] <= 1
-    assert found["other_cores"] >= 0
-    assert found["cores"] >= 1

@@ -54,11 +54,6 @@ def test_what_is_no_measurement_is_refused(tmp_path: Path, content: str, message
         read_measurement(path)
 
 
-def test_missing_measurement(tmp_path: Path) -> None:
-    with pytest.raises(DraftgaugeError, match=r"there is no measurement .*x\.json"):
-        read_measurement(tmp_path / "x.json")
-
-
 def test_environment_is_json_and_names_the_machine() -> None:
     machine = json.loads(json.dumps(environment(), allow_nan=False))
     assert machine["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -83,14 +83,3 @@ def test_what_the_caller_gives_is_not_asked_of_the_user() -> None:
     with pytest.raises(DraftgaugeError, match=r"write nuts:count=<int>,\[most=<int>, by default what is left\]$"):
         snacks.create("nuts:size=3", most=2, budget=9.0)
     assert snacks.create("nuts:5", most=2, budget=9.0) == 2
-
-
-def test_names_keep_their_order() -> None:
-    assert drinks.names == ("water", "tea", "punch")
-    assert "tea" in drinks
-    assert "beer" not in drinks
-
-
-def test_a_name_is_registered_once() -> None:
-    with pytest.raises(AssertionError, match="registered twice"):
-        drinks.register("tea")(punch)

@@ -24,12 +24,12 @@ from draftgauge.studies.kvshot.results import read_result
 from draftgauge.traces.costs import CostCurve, pair_fingerprint, run_costs
 from draftgauge.traces.datastore import About, Datastore, stored_output
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
-from draftgauge.traces.reader import read_texts, read_trace
+from draftgauge.traces.reader import read_trace
 from draftgauge.traces.writer import TraceWriter
 from draftgauge.training.checkpoints import LATEST, load_checkpoint, save_checkpoint
 from kvshot_results import cells, study, write_result
 from reuse_nets import net_for
-from synthetic import synthetic_manifest, synthetic_records
+from synthetic import synthetic_manifest, synthetic_records, texts_of
 from tiny import tiny_model
 
 PROMPTS, GAMMA, LENGTH = 5, 4, 12
@@ -83,13 +83,13 @@ def _make_run(folder: Path, seed: int) -> None:
 
 
 def _read_run(folder: Path) -> Any:
-    texts = [read_texts(folder, index) for index in range(PROMPTS)]
+    texts = [texts_of(folder, index) for index in range(PROMPTS)]
     return read_trace(folder), run_costs(folder), Manifest.load(folder).prompts, texts
 
 
 def _make_datastore(folder: Path, seed: int) -> None:
-    about = About("words", 1000, with_prompts=True)
-    outputs = [stored_output([seed, number], range(seed, seed + 9), True) for number in range(4)]
+    about = About("words", 1000)
+    outputs = [stored_output([seed, number], range(seed, seed + 9)) for number in range(4)]
     Datastore(about).with_outputs(outputs).save(folder / "store.parquet")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import TraceError
-from draftgauge.replaying.splits import MIN_PROMPTS, choosing_unseen, design_of, prompt_keys, split_trace, splits_of
+from draftgauge.replaying.splits import MIN_PROMPTS, design_of, prompt_keys, split_trace, splits_of
 from draftgauge.traces.build import select
 from draftgauge.traces.trace import Trace
 from synthetic import SPLITS, same_rows, synthetic_trace
@@ -114,17 +114,3 @@ def test_prompts_that_the_fixed_length_is_chosen_on_are_not_set_against_themselv
     assert design.split == split
     assert design.train is None
     assert np.all(design.trace.offsets <= trace.offsets[-1])
-
-
-def test_fitted_policies_are_chosen_on_prompts_that_they_have_not_seen(trace: Trace) -> None:
-    design, seen = design_of(trace), prompt_keys(split_trace(trace, "train"))
-    assert choosing_unseen(design, trace, []) is design
-    assert choosing_unseen(design, trace, ["another/prompt"]) is design
-    unseen = choosing_unseen(design, trace, seen[:1])
-    assert unseen.train is not None
-    assert {prompt.split for prompt in unseen.train.prompts} == {"validation"}
-    assert unseen.trace is design.trace
-    judged_there = design_of(trace, "validation")
-    assert choosing_unseen(judged_there, trace, seen) is judged_there
-    both = [*seen, *prompt_keys(split_trace(trace, "validation"))]
-    assert choosing_unseen(design, trace, both) is design

@@ -70,13 +70,6 @@ def single_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("single"), costs, seed=5, prompts=1, tasks=("chat",))
 
 
-@pytest.fixture(scope="session")
-def judged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run of two tasks with 8 prompts of each split; a drafted token costs a tenth of a verification or so."""
-    costs = make_costs("none", 5e-3, 0.05, 6e-4)
-    return write_run(tmp_path_factory.mktemp("judged") / "none", costs, seed=6, prompts=24, tasks=("code", "math"))
-
-
 @pytest.fixture
 def live_row() -> Callable[..., dict[str, Any]]:
     """A row as ``draftgauge bench`` gives it, with some of its keys replaced."""

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.policies import make_policy
+from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
+from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, evaluate, plain_seconds
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay
-from draftgauge.reporting.page import advise, policy_table, side_by_side
-from draftgauge.reporting.rows import STANDARD, Run, best_length, describe, fixed_name, policy_rows, read_runs
+from draftgauge.replaying.splits import design_of
+from draftgauge.reporting.page import advise, policy_table, render
+from draftgauge.reporting.rows import Run, best_length, describe, judge_run, policy_rows
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
+
+POLICIES = ("hf-confidence", "cumulative-confidence", "hf-heuristic", "stopping", "two-source")
+
+
+def read_runs(folders: list[Path], bench: list[dict[str, Any]]) -> list[Run]:
+    runs = []
+    for folder in folders:
+        trace, costs = read_trace(folder), CostCurve.load(folder / COSTS_NAME)
+        policies = {spec: make_policy(spec, trace.gamma_max, costs) for spec in POLICIES}
+        runs.append(judge_run(folder, costs, design_of(trace), policies, bench))
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +58,10 @@ def test_fixed_lengths_are_the_replays(read, number):
 
 def test_rows_are_those_of_evaluate(read):
     run = read[1]
-    made = {policy: make_policy(policy, run.trace.gamma_max, run.cost) for policy in STANDARD}
+    made = {policy: make_policy(policy, run.trace.gamma_max, run.cost) for policy in POLICIES}
     for row in evaluate(run.trace, run.cost, made):
         shown = run.rows[row["task"], row["policy"]]
         assert all(shown[key] == row[key] for key in ("tokens_per_step", "tokens_per_second", "ratio_to_plain"))
-
-
-def test_held_out_speed_chooses_on_the_other_prompts(read):
-    run = read[0]
-    seconds = 0.0
-    for i in range(len(run.trace.prompts)):
-        own = np.arange(len(run.trace.prompts)) == i
-        gamma = best_fixed_gamma(select(run.trace, ~own), run.cost)
-        seconds += replay(select(run.trace, own), make_policy(f"fixed:{gamma}", 6), run.cost).seconds.sum()
-    assert run.held_out == pytest.approx(plain_seconds(run.trace, run.cost).sum() / seconds)
 
 
 def test_a_task_that_is_called_all_is_all_of_them(of_task_all):
@@ -88,13 +92,9 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
     assert not any("live_ratio" in row for row in other.rows.values())
 
 
-def test_bad_input_is_refused(runs, live_row, tmp_path):
-    with pytest.raises(TraceError, match="at least one"):
-        read_runs([], [])
+def test_bad_input_is_refused(runs, live_row):
     with pytest.raises(TraceError, match="same compression"):
-        read_runs([runs[0], runs[0]], [])
-    with pytest.raises(TraceError, match="holds no trace"):
-        read_runs([tmp_path], [])
+        render(read_runs([runs[0], runs[0]], []))
     modelled = evaluate(
         read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME), {"no-draft": make_policy("no-draft", 6)}
     )
@@ -106,34 +106,32 @@ def test_bad_input_is_refused(runs, live_row, tmp_path):
         read_runs(runs, [live_row("fixed:2") | {"tokens_per_second": "many"}])
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_advice_is_made_of_the_tables_rows(read, number):
-    run, head = read[number], advise(read[number])
-    best = best_length(run.fixed())
-    assert head["pays"] == (best > 0 and run.fixed()[best]["ratio_to_plain"] > 1)
-    row = run.rows[ALL_TASKS, fixed_name(head["gamma"])]
-    assert (head["ratio"], head["tokens_per_step"]) == (row["ratio_to_plain"], row["tokens_per_step"])
-    assert head["bound"] == run.rows[ALL_TASKS, "hindsight"]["ratio_to_plain"]
-    assert head["live"] == []
-    for task, gamma, ratio in head["tasks"]:
-        assert ratio == (run.rows[task, fixed_name(gamma)]["ratio_to_plain"] if gamma else 1.0)
-
-
-def test_the_advice_is_against_drafting_that_does_not_pay(single_run):
+def test_the_advice_is_that_of_the_rows(read, single_run):
+    head = advise(read[0])
+    chosen = next(row for row in read[0].rows.values() if row.get("recommended"))
+    assert (head["verdict"].setting, head["live"]) == (chosen["policy"], [])
+    assert head["verdict"].speedup == read[0].rows[ALL_TASKS, chosen["policy"]]["ratio_to_plain"]
+    assert head["tasks"] == []  # fewer than 8 prompts each
     (run,) = read_runs([single_run], [])
-    head = advise(run)
-    assert (head["pays"], head["gamma"], head["near"], head["tasks"], head["held_out"]) == (False, 1, None, [], None)
-    assert head["ratio"] == run.fixed()[1]["ratio_to_plain"]
+    assert (run.verdict.setting, advise(run)["gamma"], advise(run)["tasks"]) == ("no-draft", 1, [])
 
 
 def test_the_advice_quotes_live_measurements(runs, live_row):
-    gamma = advise(read_runs(runs, [])[0])["gamma"]
-    tasks = [
-        live_row(f"fixed:{gamma}", task=task, ratio_to_plain=speed) for task, speed in (("code", 2.4), ("math", 1.8))
-    ]
+    policy = advise(read_runs(runs, [])[0])["verdict"].drafting
+    tasks = [live_row(policy, task=task, ratio_to_plain=speed) for task, speed in (("code", 2.4), ("math", 1.8))]
     assert advise(read_runs(runs, tasks)[0])["live"] == [1.8, 2.4]
-    pooled = [*tasks, live_row(f"fixed:{gamma}", ratio_to_plain=2.05)]
+    pooled = [*tasks, live_row(policy, ratio_to_plain=2.05)]
     assert advise(read_runs(runs, pooled)[0])["live"] == [2.05]
+
+
+def test_fitted_policies_go_by_their_file(read, tmp_path, monkeypatch):
+    monkeypatch.setitem(FITTED, "sure", lambda parameters, gamma_max, costs: FixedLength(2))
+    spec = str(tmp_path / "mine.json")
+    save_fitted(FittedPolicy("sure", 6, (), {}, trained_on=("code/p0",)), tmp_path / "mine.json")
+    run = read[0]
+    found = judge_run(run.folder, run.cost, design_of(run.trace), {spec: make_policy(spec, 6, run.cost)})
+    line = next(line for line in policy_table(found, ALL_TASKS, [1]).lines if line[0] == "mine")
+    assert "fitted on 1 prompts" in line[-1]
 
 
 def test_the_best_policy_is_marked_and_the_bound_is_not(read):
@@ -144,13 +142,6 @@ def test_the_best_policy_is_marked_and_the_bound_is_not(read):
     assert [name for name, kind in kinds.items() if kind == "best"] == [best]
     assert kinds["hindsight"] == kinds["hindsight-two-sources"] == "bound"
     assert "live" not in table.headings
-
-
-def test_policies_side_by_side(read):
-    table = side_by_side(read, [2])
-    assert table.headings == ("policy", "uncompressed", "int8", "what it does")
-    line = next(line for line in table.lines if line[0] == "hf-heuristic")
-    assert line[1:3] == tuple(f"{run.rows[ALL_TASKS, 'hf-heuristic']['ratio_to_plain']:.2f}×" for run in read)
 
 
 def test_variants_of_a_policy_are_described():

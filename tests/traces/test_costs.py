@@ -171,15 +171,17 @@ def test_a_curve_that_cannot_have_been_measured_is_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, r"there is no cost curve .*costs\.json; run `draftgauge profile` again"),
         ("{", "not JSON"),
         ("[]", "is not a cost curve"),
         (json.dumps({"contexts": [1]}), "is not a cost curve"),
         (json.dumps({"format": "draftgauge-costs", "version": 4}), "is a cost curve of version 4, this .* reads 3"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "costs.json"
-    path.write_text(content)
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(TraceError, match=message):
         CostCurve.load(path)
 
@@ -195,8 +197,3 @@ def test_costs_of_something_else_than_the_trace_are_refused(tmp_path: Path, name
     replace(own, **{name: other}).save(tmp_path / "costs.json")
     with pytest.raises(TraceError, match=f"costs.json is of {name} {re.escape(other)}, the trace of {name}"):
         run_costs(tmp_path)
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"there is no cost curve .*costs\.json; run `draftgauge profile` again"):
-        CostCurve.load(tmp_path / "costs.json")

@@ -66,10 +66,9 @@ def test_it_never_holds_more_than_it_may(tmp_path: Path, count: int) -> None:
         assert len(store.outputs) == min(number + 1, 10 // count)
 
 
-def test_prompts_are_kept_where_asked_for_and_known_again() -> None:
-    assert stored_output([1, 2], [3], True).tokens == (1, 2, 3)
-    assert stored_output([1, 2], [3], False) == StoredOutput(prompt_digest([1, 2]), (3,))
-    store = Datastore(ABOUT).with_outputs([stored_output([1, 2], [3], False)])
+def test_prompts_are_known_again() -> None:
+    assert stored_output([1, 2], [3]) == StoredOutput(prompt_digest([1, 2]), (3,))
+    store = Datastore(ABOUT).with_outputs([stored_output([1, 2], [3])])
     assert stored_prompts(store, [[1, 2], [2, 1], [1, 2, 3]]) == 1
 
 
@@ -93,7 +92,7 @@ def test_what_is_no_datastore_is_refused(tmp_path: Path, spoil, message: str) ->
         Datastore.load(path, "words")
 
 
-def test_another_vocabulary_or_another_way_of_keeping_is_refused_and_nothing_changed(tmp_path: Path) -> None:
+def test_another_vocabulary_is_refused_and_nothing_changed(tmp_path: Path) -> None:
     path = tmp_path / "store.parquet"
     grow(path, ABOUT, [output("a", 1, 2, 3)])
     before = path.read_bytes()
@@ -101,8 +100,6 @@ def test_another_vocabulary_or_another_way_of_keeping_is_refused_and_nothing_cha
         Datastore.load(path, "other words")
     with pytest.raises(DraftgaugeError, match="another tokenizer"):
         grow(path, About("other words", 10), [output("b", 1)])
-    with pytest.raises(DraftgaugeError, match="without their prompts"):
-        grow(path, About("words", 10, with_prompts=True), [output("b", 1)])
     with pytest.raises(DraftgaugeError, match="vocabulary"):
         About("", 10)
     with pytest.raises(DraftgaugeError, match="at least 1 token"):

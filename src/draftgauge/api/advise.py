@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftgauge.api.policies import fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
+from draftgauge.api.policies import default_policies, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn, warn_of_doubt
+from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.models.reference import resolve_source
-from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted
 from draftgauge.policies.registry import expand_policy, make_policy
 from draftgauge.replaying.simulate import can_replay, replay_lengths
-from draftgauge.replaying.splits import MIN_PROMPTS, Design, choosing_unseen, design_of
-from draftgauge.serving.advice import SettingOutcome, advise_settings, batch_lengths
+from draftgauge.replaying.splits import Design, design_of
+from draftgauge.replaying.verdict import Verdict
+from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length, recorded_acceptance
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
@@ -49,32 +49,11 @@ OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 REUSE = "reuse"
 Row = dict[str, Any]
 COLUMNS = (
-    "engine",
-    "setting",
-    "speedup",
-    "low",
-    "high",
-    "advised",
-    "tokens_per_step",
-    "drafted_per_step",
-    "acceptance_rate",
-    "pays_below",
-)
-ADVISED_COLUMNS = (
-    "flags",
-    "length_only",
-    "sure",
-    "prompts",
-    "best_length",
-    "drafting_may_cost",
-    "acceptance",
-    "acceptance_to_pay",
-    "by_batch",
-    "drawn",
-    "server_tokens_per_step",
-    "expected_tokens_per_step",
-    "cost_doubt",
-    "recorded_with",
+    *("engine", "setting", "speedup", "low", "high", "advised"),
+    *("tokens_per_step", "drafted_per_step", "acceptance_rate", "pays_below"),
+    # of the setting advised only
+    *("verdict", "known", "flags", "length_only", "best_length", "by_batch", "drawn", "recorded_with"),
+    *("acceptance", "acceptance_to_pay", "server_tokens_per_step", "expected_tokens_per_step"),
 )
 
 
@@ -92,6 +71,7 @@ class _Source:
     policies: bool = False
     drawn: float | None = None
     first: str = ""
+    command: str = ""  # that recorded the run
 
     @property
     def curve(self) -> CostCurve:
@@ -100,35 +80,31 @@ class _Source:
 
 @verb(AdviseRequest)
 def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
-    """Say whether to speculate in an engine, with which length or rule, and how sure that is.
+    """Say whether to speculate in an engine, and with which length or rule.
 
-    From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs; the
-    one advised is chosen on training prompts where there are any, or, where a rule was fitted on some of these, on
-    validation prompts if there are 8. From a server alone, what each length up to the one it drafts commits follows
-    from its counters; with costs, so does the speed.
+    From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs.
+    From a server alone, what each length up to the one it drafts commits follows from its counters; with costs, so does
+    the speed.
 
     Args:
-        request: what to advise on.
-        on_warning: told of rules that were fitted on another pair, or are judged on prompts that they were fitted on,
-            of those asked for that the engine does not run, and of costs that are not to be trusted; by default a
-            Python warning.
+        on_warning: told of policies that were fitted on another pair or on prompts judged here, and of policies asked
+            for that the engine does not run; a Python warning by default.
 
     Returns:
-        One row a setting, with None for figures that are not known: ``engine``, ``setting``, ``speedup`` over plain
-        decoding with ``low`` and ``high`` (95%, by prompt; from counters as if steps were independent), ``advised``,
+        One row a setting, None for what is not known: ``engine``, ``setting``, ``speedup`` over plain decoding with
+        ``low`` and ``high`` (95%, by prompt; from counters as if steps were independent), ``advised``,
         ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (the most plain steps that a step
-        of this length may take to pay). The advised one also has ``flags``; ``length_only`` (the flags change only the
-        length of a server whose drafter is not known); ``sure`` (the share of resamples that agree whether to
-        speculate, of 8 ``prompts`` or more); ``best_length``; ``drafting_may_cost`` (times what it costs);
-        ``acceptance``; ``acceptance_to_pay``; ``by_batch`` (best lengths as JSON); ``drawn`` (the share of an imported
-        trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server,
-        and what the run expects at its length); ``cost_doubt`` (why the costs are not to be trusted);
-        ``recorded_with`` (options of ``draftgauge generate`` that say how the run was recorded).
+        of this length may take to pay). The advised one also has ``verdict`` in words and whether it is ``known``, see
+        :class:`~draftgauge.replaying.verdict.Verdict`; ``flags``; ``length_only`` (the flags change only the length of
+        a server whose drafter is not known); ``best_length``; ``by_batch`` (best lengths as JSON); ``acceptance`` and
+        ``acceptance_to_pay``; ``drawn`` (the share of an imported trace that had to be drawn);
+        ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server, and what the run expects at
+        its length); ``recorded_with`` (options of ``draftgauge generate``).
 
     Raises:
-        DraftgaugeError: for an unknown engine, costs that are not known, or a server that does not answer, counts no
-            speculation, serves another model, or, where nothing else is given, drafts more and fewer tokens in turn.
-        TraceError: if the folder holds no complete run, or what is imported cannot be.
+        DraftgaugeError: for an unknown engine, unknown costs, or a server that does not answer, counts no speculation,
+            serves another model, or, where nothing else is given, drafts different lengths in turn.
+        TraceError: if the folder holds no complete run, or the answers cannot be imported.
     """
     engine = engine_of(request.engine)
     if request.folder is not None and request.requests is not None:
@@ -163,7 +139,6 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
         _check_loop(engine, run, manifest)
     curves = read_costs(path, engine.name)
     trace, _ = read_run(run, request.judged.tasks)
-    fitted = tuple(sorted(str(file) for file in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(file)))
     measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
     drafted_by = None if measured is None else measured.drafted_by
     target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
@@ -185,10 +160,11 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     if eagle3:
         deployment = replace(deployment, drafter=EAGLE3, draft=f"{draft.rstrip('/')}-eagle3", proposer=False)
         first = shlex.join(["draftgauge", "export", draft, "--out", deployment.draft])
-    own = tuple(name for spec in request.policies or fitted for name in expand_policy(spec, trace.gamma_max))
+    specs = request.policies or default_policies(run)
+    own = tuple(name for spec in specs for name in expand_policy(spec, trace.gamma_max))
     in_proposer = drafted_by != BY_ENGINE and not eagle3  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
-    return _Source(trace, curves, deployment, own, policies, first=first)
+    return _Source(trace, curves, deployment, own, policies, first=first, command=manifest.command)
 
 
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
@@ -270,15 +246,14 @@ def _rows(
     request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None, on_warning: Warn
 ) -> list[Row]:
     policies = read_policies(source.own)
-    seen = fitted_on(policies)
-    design = choosing_unseen(design_of(source.trace, request.judged.split, seen), source.trace, seen)
+    design = design_of(source.trace, request.judged.split, fitted_on(policies))
     if request.folder is not None:
-        warn_of_doubt(request.costs or request.folder, source.curve, on_warning)
         warn_of_seen(request.folder, design, policies, on_warning)
     longest = min(curve.gamma_max for curve in source.curves.values())
     train = None if design.train is None else narrow(design.train, longest)
-    design = Design(design.split, narrow(design.trace, longest), train)
-    settings = engine.settings(design.trace.gamma_max, source.own)
+    trace = narrow(design.trace, longest)
+    design = Design(design.split, trace, train)
+    settings = engine.settings(trace.gamma_max, source.own)
     if not source.policies:
         p_min = engine.p_min and source.deployment.drafter is not None
         settings = [s for s in settings if fixed_length(s) is not None or (p_min and s.startswith(P_MIN))]
@@ -286,50 +261,27 @@ def _rows(
     if request.policies and left_out:
         on_warning(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
     if not request.policies:
-        settings = [setting for setting in settings if _is_known(setting, design.trace, source.curve)]
-    advice = advise_settings(design, source.curve, settings)
-    lengths = batch_lengths(design, source.curves) if len(source.curves) > 1 else {1: advice.best_length}
-    prompts = len(design.trace.prompts)
-    rows = [_row(engine, outcome, prompts) for outcome in advice.outcomes]
-    best = rows[advice.outcomes.index(advice.advised)]
+        rules = {s for s in settings if fixed_length(s) is None and not s.startswith(P_MIN)}
+        unknown = {s for s in rules if not can_replay(trace, make_policy(s, trace.gamma_max, source.curve))}
+        settings = [setting for setting in settings if setting not in unknown]
+    advice = advise_settings(design, source.curve, settings, source.command)
+    lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
+    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | asdict(it) for it in advice.outcomes]
+    for row in rows:
+        row["pays_below"] = row["tokens_per_step"]
+        if len(trace.prompts) == 1:
+            row["low"] = row["high"] = None
+    best = next(row for row in rows if row["setting"] == advice.verdict.setting)
     best |= _server_row(design, counts) | {
-        "advised": True,
-        "sure": advice.sure if prompts >= MIN_PROMPTS else None,
-        "prompts": prompts,
-        "best_length": advice.best_length,
-        "drafting_may_cost": advice.change.drafting,
-        "acceptance": advice.change.accepted,
-        "acceptance_to_pay": advice.change.acceptance,
+        "acceptance": recorded_acceptance(trace),
+        "acceptance_to_pay": acceptance_to_pay(trace, source.curve),
         "drawn": source.drawn,
-        "cost_doubt": source.curve.doubt() or None,
         "recorded_with": shlex.join(source.deployment.options) or None,
     }
-    _set_flags(request, engine, best, lengths, source.deployment)
-    if source.first and best["setting"] != PLAIN:
+    _advise(request, engine, best, advice.verdict, lengths, source.deployment)
+    if source.first and advice.verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
-
-
-def _is_known(setting: str, trace: Trace, costs: CostCurve) -> bool:
-    """Whether a trace says how a setting does."""
-    if setting.startswith(P_MIN) or fixed_length(setting) is not None:
-        return True
-    return can_replay(trace, make_policy(setting, trace.gamma_max, costs))
-
-
-def _row(engine: Engine, outcome: SettingOutcome, prompts: int) -> Row:
-    return dict.fromkeys((*COLUMNS, *ADVISED_COLUMNS)) | {
-        "engine": engine.name,
-        "setting": outcome.setting,
-        "speedup": outcome.speedup,
-        "low": outcome.low if prompts > 1 else None,
-        "high": outcome.high if prompts > 1 else None,
-        "advised": False,
-        "tokens_per_step": outcome.tokens_per_step,
-        "drafted_per_step": outcome.drafted_per_step,
-        "acceptance_rate": outcome.acceptance_rate,
-        "pays_below": outcome.tokens_per_step,
-    }
 
 
 def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
@@ -344,13 +296,18 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
     return row
 
 
-def _set_flags(
-    request: AdviseRequest, engine: Engine, best: Row, lengths: dict[int, int], deployment: Deployment
+def _advise(
+    request: AdviseRequest,
+    engine: Engine,
+    best: Row,
+    verdict: Verdict,
+    lengths: dict[int, int],
+    deployment: Deployment,
 ) -> None:
-    """Flags of the advised setting into its row, the engine's settings into a file."""
+    """The verdict and the engine's flags into the row of the advised setting, the engine's settings into a file."""
+    best |= {"advised": True, "verdict": str(verdict), "known": not verdict.unknown}
+    best |= {"best_length": lengths[min(lengths)], "by_batch": json.dumps(lengths) if len(lengths) > 1 else None}
     best |= {"flags": engine.flags(best["setting"], deployment), "length_only": deployment.drafter is None}
-    if len(lengths) > 1:
-        best["by_batch"] = json.dumps(lengths)
     if request.settings is not None:
         document = settings_document(engine, best["setting"], lengths, deployment)
         atomic_write_text(request.settings, json.dumps(document, indent=1) + "\n")
@@ -364,8 +321,8 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         raise DraftgaugeError("settings follow from costs: give them with --costs")
     survival = counts.survival()
     committed, errors = tokens_per_step(survival), standard_errors(survival, counts.drafts)
-    rows = [
-        dict.fromkeys((*COLUMNS, *ADVISED_COLUMNS))
+    rows: list[Row] = [
+        dict.fromkeys(COLUMNS)
         | {
             "engine": engine.name,
             "setting": f"{FIXED}{length}" if length else PLAIN,
@@ -385,14 +342,15 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
     for row, speed, error, tokens in zip(rows, speeds[batch], errors, committed, strict=False):
         share = Z95 * error / tokens
         row |= {"speedup": speed, "low": speed * (1 - share), "high": speed * (1 + share), "advised": False}
-    best = rows[lengths[batch]]
-    best |= {"advised": True, "best_length": lengths[batch]}
-    _set_flags(request, engine, best, lengths, Deployment(drafter=None))
-    return rows[: len(speeds[batch])]
+    rows = rows[: len(speeds[batch])]
+    best, shown = rows[lengths[batch]], max(rows[1:], key=lambda row: row["speedup"])
+    figures = (shown["speedup"], shown["low"], shown["high"])
+    verdict = Verdict(best["setting"], shown["setting"], *figures, counts.drafts, unit="drafts of a server")
+    _advise(request, engine, best, verdict, lengths, Deployment(drafter=None))
+    return rows
 
 
 def _speeds(curve: CostCurve, committed: list[float]) -> list[float]:
-    """Speed over plain decoding by length, at the median context, up to the longest length that was measured."""
     middle = len(curve.contexts) // 2
     longest = min(len(committed) - 1, curve.gamma_max)
     steps = [float(curve.step_seconds(length, curve.contexts[middle])) for length in range(1, longest + 1)]

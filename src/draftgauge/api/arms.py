@@ -68,22 +68,15 @@ class Arm:
             return []
 
 
-def plain_arm(pair: Pair, settings: DecodingSettings) -> Arm:
-    """Plain decoding with the pair's engine: what every output and speed is compared with."""
+def own_arm(pair: Pair, settings: DecodingSettings, name: str = PLAIN, policy: Policy | None = None) -> Arm:
+    """Decoding with the pair's engine: plainly, which every output and speed is compared with, or under a policy."""
+    drafter = None if policy is None else pair.drafter()
 
     def decode(prompt: list[int]) -> ArmRun:
-        g = plain_decode(pair.target, prompt, settings)
-        return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds)
-
-    return Arm(PLAIN, decode)
-
-
-def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings) -> Arm:
-    """Speculative decoding under a policy."""
-    drafter = pair.drafter()
-
-    def decode(prompt: list[int]) -> ArmRun:
-        g = speculative_decode(pair.target, drafter, policy, prompt, settings)
+        if policy is None or drafter is None:
+            g = plain_decode(pair.target, prompt, settings)
+        else:
+            g = speculative_decode(pair.target, drafter, policy, prompt, settings)
         text = sum(step.accepted_text for step in g.steps)
         draft = sum(step.accepted for step in g.steps) - text
         return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds, draft, text)
@@ -92,7 +85,6 @@ def policy_arm(pair: Pair, name: str, policy: Policy, settings: DecodingSettings
 
 
 def record_passes(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int, gamma_max: int) -> None:
-    """Let engines that record their passes do so before anything is timed; others are left alone."""
     longest = max(map(len, prompts)) + max_new_tokens
     for model in (pair.target, pair.draft):
         if isinstance(model, StaticModel):
@@ -107,15 +99,12 @@ def bench_arms(
     progress: Callable[[int, int], None],
     until: float | None = None,
 ) -> int:
-    """Decode every prompt with every arm, ``rounds`` times; fills the arms' runs.
+    """Decode every prompt with every arm, ``rounds`` times; fills the arms' runs, and returns how many of the prompts
+    have runs, the first ones: all, unless the time was over in the first round.
 
-    The order of the arms is drawn anew for every prompt and round: what one leaves in the processor's caches, and how
-    it warms the machine, would else always fall on the same next one. All arms decode the first prompt once beforehand,
-    which is not counted. No prompt is begun after ``until``, a moment of ``time.monotonic``; at least one is decoded.
-
-    Returns:
-        How many of the prompts have runs, the first ones: all, unless the time was over in the first round. All of them
-        have as many runs, but for arms that failed.
+    The order of the arms is drawn anew for every prompt and round: caches that one leaves warm would else always help
+    the same next one. All arms decode the first prompt once beforehand, which is not counted. No prompt is begun after
+    ``until``, a moment of ``time.monotonic``; at least one is decoded.
     """
     for index in rng.permutation(len(arms)):
         arms[index].run(prompts[0].tokens)
@@ -138,7 +127,6 @@ def bench_arms(
 
 
 def without_failed(arms: Sequence[Arm], on_warning: Callable[[str], None]) -> list[Arm]:
-    """The arms without outside ones that failed; ``on_warning`` is told of these."""
     for arm in arms:
         if arm.failed:
             on_warning(f"{arm.name} fails on this pair and is left out ({arm.failed})")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.arms import BenchPrompt, bench_arms, plain_arm, policy_arm, record_passes, without_failed
+from draftgauge.api.arms import BenchPrompt, bench_arms, own_arm, record_passes, without_failed
 from draftgauge.api.baselines import DEFAULT_CONSTANT, transformers_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.costs import pair_costs
@@ -88,7 +88,6 @@ def bench(
         pair: loaded already, and then the request names no run; the request's is loaded if None.
         objects: policies of your own by name, beside the named ones; with them and without named ones, only they run,
             beside plain decoding and what gains are stated over. A copy runs for every pair.
-        progress: told (what, done, total).
 
     Returns:
         Rows as :func:`bench_rows` describes. What gains are stated over always runs: the policy asked for, else, of a
@@ -113,7 +112,7 @@ def bench(
     for compression in labelled(request.pair).compression if pair is None else (pair.compression,):
         loaded = pair or load_pair(request.pair.at(compression))
         warn_of_other_pairs(compared.named, loaded.fingerprints(), warn)
-        prompts = encode_prompts(loaded, chosen, path, request.output.max_new_tokens, request.prompts)
+        prompts = encode_prompts(loaded.encoder, chosen, path, request.output.max_new_tokens, request.prompts)
         rows += _bench(request, loaded, prompts, compared, progress)
         del loaded  # two targets may not fit
     return rows
@@ -176,7 +175,7 @@ def _bench_run(
         unseen = {prompt.index for prompt in select(trace, testing).prompts}  # divided as ``fit`` does
     pair = load_pair_of(manifest, request.pair)
     warn_of_other_pairs(compared.named, pair.fingerprints(), warn)
-    prompts = prompts_of(run, manifest, pair, replace(request.prompts, split=split), unseen)
+    prompts = prompts_of(run, manifest, pair.encoder, replace(request.prompts, split=split), unseen)
     decoded = {prompt.index for prompt, _ in prompts}
     judged = select(trace, [prompt.index in decoded for prompt in trace.prompts])
     warn_of_seen(run, Design(split or EVERYTHING, judged, None), compared.named, warn)
@@ -207,7 +206,7 @@ def _bench(
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))
     record_passes(pair, [tokens for _, tokens in prompts], length, gamma_max)
     settings = DecodingSettings(max_new_tokens=length, end_tokens=pair.end_tokens)
-    arms = [plain_arm(pair, settings), *(policy_arm(pair, spec, policy, settings) for spec, policy in made.items())]
+    arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, policy) for spec, policy in made.items())]
     if request.baselines:
         fixed = compared.over and re.fullmatch(r"fixed:([1-9]\d*)", compared.over.arm)
         arms += transformers_arms(pair, length, int(fixed[1]) if fixed else DEFAULT_CONSTANT)

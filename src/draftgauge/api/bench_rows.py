@@ -34,12 +34,10 @@ def bench_rows(
     """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
 
     Rows hold ``policy, compression, task, prompts, tokens_per_step``, ``source_model`` and ``source_text`` (accepted
-    tokens per step that were drafted, and that were looked up in the text), ``distinct_4grams`` (the share of the
-    outputs' 4-grams that do not repeat), ``tokens_per_second``, ``ratio_to_plain`` and ``gain`` over the arm ``over``
-    (each with ``_low`` and ``_high``), ``over_from``, ``ratio_to_best_transformers``, ``mismatches`` (positions whose
-    token is not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. Without a reference it is the
-    fastest of the fixed lengths on all these prompts, or plain decoding where there is none. What cannot be known, such
-    as the interval of a single prompt, is None.
+    tokens per step that were drafted, and looked up), ``distinct_4grams`` (the share of 4-grams that do not repeat),
+    ``tokens_per_second``, ``ratio_to_plain`` and ``gain`` over the arm ``over`` (each with ``_low`` and ``_high``; the
+    fastest fixed length if None), ``over_from``, ``ratio_to_best_transformers``, ``mismatches`` (positions whose token
+    is not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. What cannot be known is None.
 
     All speeds of a row are one estimator: tokens over seconds, summed over prompts, of each prompt the median of its
     rounds; intervals are 95%, by resampling conversations.
@@ -102,5 +100,5 @@ def bench_rows(
 
 
 def _mismatches(tokens: list[int], reference: list[int]) -> int:
-    """Positions at which two outputs differ; missing ones differ too."""
+    # Missing positions count as different.
     return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))

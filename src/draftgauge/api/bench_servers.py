@@ -1,9 +1,9 @@
-"""Running servers against each other, each at a setting of its own, prompt by prompt; and how far advice was off."""
+"""Running servers against each other, each at a setting of its own, prompt by prompt."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms
@@ -15,7 +15,6 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import in_turn
-from draftgauge.core.provenance import read_measurement
 from draftgauge.core.seeds import generator
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.prompts_text import encode_with
@@ -36,13 +35,8 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
     With ``costs_out`` what a step costs is written, from the fixed lengths among the servers; one named ``draft``,
     which serves the draft model by itself, then says what drafting costs, and has no row.
 
-    Args:
-        request: which servers, asked what.
-        progress: told (what, done, total).
-
     Returns:
-        Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``; where advice is given
-        also ``advised``, ``expected`` (its speed-up) and ``off`` (measured over expected, minus 1).
+        Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``.
 
     Raises:
         DraftgaugeError: if no server is named ``plain`` or as what gains shall be over, names are doubled, or a server
@@ -51,7 +45,6 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
     urls, engine = _named(request.servers), request.engine
     if engine not in CLIENTS:
         raise DraftgaugeError(f"servers of {engine} cannot be benched: choose --engine {' or '.join(CLIENTS)}")
-    expected = {} if request.advice is None else _advice(read_measurement(request.advice).rows, engine)
     for url in urls.values():
         served_models(engine, url)
     draft = urls.pop(DRAFT, None)
@@ -81,10 +74,7 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
             bench_arms([alone], prompts[:decoded], request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
     over = None if request.over is None else Reference(request.over, ASKED)
-    rows = [row | {"engine": engine} for row in bench_rows(arms, prompts[:decoded], "none", over)]
-    if not expected:
-        return rows
-    return [row | _beside_advice(row, expected.get(row["policy"], {})) for row in rows]
+    return [row | {"engine": engine} for row in bench_rows(arms, prompts[:decoded], "none", over)]
 
 
 def _named(servers: Sequence[str]) -> dict[str, str]:
@@ -113,11 +103,7 @@ def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
 
 
 def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> EngineCosts:
-    """What a step costs, from servers that have been asked: one plain, others at fixed lengths, and the draft model.
-
-    Raises:
-        DraftgaugeError: if no server is at a fixed length, or one does not say how many tokens it accepted.
-    """
+    """What a step costs, from servers that have been asked: one plain, others at fixed lengths, and the draft model."""
     if unsaid := [arm.name for arm in arms if fixed_length(arm.name) and not arm.runs[0][0].steps]:
         raise DraftgaugeError(
             f"the server {unsaid[0]} does not say what it accepted: start vLLM with --enable-per-request-metrics and "
@@ -129,19 +115,5 @@ def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> Engine
 
 
 def seconds_a_step(arm: Arm) -> list[float]:
-    """Seconds per step of each run of a server's arm, after the prompt's pass."""
     runs = [run for each in arm.runs for run in each]
     return [run.seconds / (run.timed - run.accepted_draft) for run in runs if run.timed > run.accepted_draft]
-
-
-def _advice(rows: Sequence[Mapping[str, Any]], engine: str) -> dict[str, Mapping[str, Any]]:
-    by_setting = {str(row["setting"]): row for row in rows if row.get("engine") == engine and "speedup" in row}
-    if not by_setting:
-        raise DraftgaugeError(f"--advice holds no rows of `draftgauge advise --engine {engine} --json FILE`")
-    return by_setting
-
-
-def _beside_advice(row: Mapping[str, Any], advice: Mapping[str, Any]) -> dict[str, Any]:
-    speedup = advice.get("speedup")
-    off = None if speedup is None else row["ratio_to_plain"] / speedup - 1
-    return {"advised": advice.get("advised"), "expected": speedup, "off": off}

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from draftgauge.api.pair import Pair
@@ -18,6 +17,7 @@ from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment
+from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.prompts_text import token_ids
 from draftgauge.models.reference import PAIR_FOLDER
@@ -39,16 +39,10 @@ def pair_costs(
     sampling: Sampling | None = None,
     progress: Progress = silent,
 ) -> CostCurve:
-    """The cost curve of a pair on this machine, from the cache or measured now.
+    """The cost curve of a pair on this machine, from the cache or measured now, which overwrites its models' caches.
 
-    A curve is of one pair, compression, engine, device and number of threads; anything else of these is measured anew.
-
-    Args:
-        pair: its models' caches are overwritten if it is measured.
-        spec: whether to measure again, and how long measuring may take.
-        gamma_max: longest draft.
-        sampling: of the target, greedy if None.
-        progress: told (what, done, total).
+    A curve is of one pair, compression, engine, device and number of threads. ``sampling`` is the target's, greedy if
+    None.
     """
     spec, sampling = spec or CostSpec(), sampling or Sampling()
     path = _cached(pair, gamma_max, sampling)
@@ -69,15 +63,20 @@ def pair_costs(
         vocabulary=vocabulary,
         sampling=sampling,
     )
-    drawing = None if sampling.greedy else torch.Generator(pair.target.spec.device).manual_seed(0)
-    drafter = pair.drafter(sampling, drawing, end_tokens=frozenset())  # one that no end token stops
-    label = f"cost curve {pair.compression}"
-    rng = np.random.default_rng(0)
-    curve = measure_costs(pair.target, drafter, plan, rng, drawing, lambda done, total: progress(label, done, total))
+    curve = measured(pair, plan, 0, progress)
     with suppress(OSError, DraftgaugeError):  # a cache that cannot be written costs the next run its time
         path.parent.mkdir(parents=True, exist_ok=True)
         curve.save(path)
     return curve
+
+
+def measured(pair: Pair, plan: MeterPlan, seed: int, progress: Progress) -> CostCurve:
+    drawing = None
+    if not plan.sampling.greedy:
+        drawing = torch.Generator(pair.target.spec.device).manual_seed(derive_seed(seed, "costs"))
+    drafter = pair.drafter(plan.sampling, drawing, end_tokens=frozenset())  # one that no end token stops
+    label, rng = f"cost curve {pair.compression}", generator(seed, "costs", pair.compression)
+    return measure_costs(pair.target, drafter, plan, rng, drawing, lambda done, total: progress(label, done, total))
 
 
 def _cached(pair: Pair, gamma_max: int, sampling: Sampling) -> Path:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
 from draftgauge.api.runs import ALL_SPLITS, read_run, select_runs
 from draftgauge.api.verb import verb
@@ -14,8 +16,7 @@ from draftgauge.core.files import require_writable_file
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.rows import check_prompt_tokens
 from draftgauge.replaying.splits import split_trace
-from draftgauge.traces.datastore import About, Datastore, StoredOutput, grow, stored_output, stored_prompts
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.datastore import About, Datastore, grow, stored_output, stored_prompts
 
 
 @verb(DatastoreBuildRequest)
@@ -36,10 +37,11 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
         part = trace if request.split == ALL_SPLITS else split_trace(trace, request.split, least=1)
         check_prompt_tokens(part)
         vocabularies.add(costs.vocabulary)
-        outputs += list(_outputs(part, request.with_prompts))
+        answers = np.split(part.token, part.offsets[1:-1])
+        outputs += [stored_output(p.prompt_token, a.tolist()) for p, a in zip(part.prompts, answers, strict=True)]
     if len(vocabularies) != 1:
         raise DraftgaugeError(f"the runs in {request.folder} are of several vocabularies: name one of them")
-    about = About(vocabularies.pop(), request.capacity or DATASTORE_TOKENS, request.with_prompts)
+    about = About(vocabularies.pop(), request.capacity or DATASTORE_TOKENS)
     store = grow(request.out, about, outputs, request.capacity)
     kept = {output.prompt for output in store.outputs}
     return [
@@ -48,24 +50,12 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
             "tokens": store.tokens,
             "capacity": store.about.capacity,
             "left_out": len({output.prompt for output in outputs} - kept),
-            "with_prompts": store.about.with_prompts,
         }
     ]
 
 
-def _outputs(trace: Trace, with_prompts: bool) -> Iterable[StoredOutput]:
-    """What a trace's prompts were answered with."""
-    for row, prompt in enumerate(trace.prompts):
-        output = trace.token[trace.offsets[row] : trace.offsets[row + 1]].tolist()
-        yield stored_output(prompt.prompt_token, output, with_prompts)
-
-
 def read_stored(path: Path, vocabulary: str, judged: Iterable[Sequence[int]]) -> StoredTexts:
-    """The texts of a datastore, for policies that are judged on some prompts (their tokens).
-
-    Raises:
-        DraftgaugeError: if the file is no datastore of this vocabulary, or holds outputs of the prompts themselves.
-    """
+    """The texts of a datastore, for policies that are judged on some prompts (their tokens)."""
     store, prompts = Datastore.load(path, vocabulary), list(judged)
     stored = stored_prompts(store, prompts)
     if stored:
@@ -73,30 +63,14 @@ def read_stored(path: Path, vocabulary: str, judged: Iterable[Sequence[int]]) ->
             f"the datastore {path} holds outputs of {stored} of the {len(prompts)} prompts that policies are judged "
             "on, which would be looked up in their own answers: build it from other prompts"
         )
-    return _texts(store)
+    return texts_of(store)
 
 
-class GrowingStore:
-    """The datastore of a request that is answered: what it holds before, and what is added afterwards."""
-
-    def __init__(self, path: Path, vocabulary: str) -> None:
-        """Read the file, if it is there.
-
-        Raises:
-            DraftgaugeError: if it is no datastore of this vocabulary, or none can be written there.
-        """
-        require_writable_file(path)
-        self.path = path
-        self._about = About(vocabulary, DATASTORE_TOKENS)
-        store = Datastore.load(path, vocabulary) if path.exists() else Datastore(self._about)
-        self._about = store.about
-        self.texts = _texts(store)
-
-    def add(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Add an answer to the file, as other processes may have left it meanwhile."""
-        stored = stored_output(prompt, output, self._about.with_prompts)
-        grow(self.path, self._about, [stored])
+def open_store(path: Path, vocabulary: str) -> Datastore:
+    """The datastore of a request that is answered; an empty one if there is no file."""
+    require_writable_file(path)
+    return Datastore.load(path, vocabulary) if path.exists() else Datastore(About(vocabulary, DATASTORE_TOKENS))
 
 
-def _texts(store: Datastore) -> StoredTexts:
+def texts_of(store: Datastore) -> StoredTexts:
     return StoredTexts([output.tokens for output in store.outputs])

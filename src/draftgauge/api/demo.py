@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import OnText, generate
 from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.profile import profile, profile_rows
+from draftgauge.api.profile import profile
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.replay import replay
-from draftgauge.api.report import REPORT_NAME
+from draftgauge.api.report import REPORT_NAME, write_report
 from draftgauge.api.requests import PLAIN, BenchRequest, DemoRequest, GenerateRequest, PairSpec, ProfileRequest
-from draftgauge.api.runs import Warn, best_gamma_of, select_runs, warn
+from draftgauge.api.runs import Warn, best_gamma_of, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.policies.registry import compared_policies
-from draftgauge.reporting.page import build_report
 
 FIRST_POLICY = "fixed:4"
 REPORT_SECONDS = 8.0  # for the report, at the end
@@ -28,8 +27,6 @@ RECORD_SHARE = COST_SHARE = 0.3  # of the time of a compression, at most; what t
 LEAST_SHARE = 0.08  # of the whole time: a compression for which less is left is left out
 PER_TASK = 4  # prompts
 
-SUMMARY = ("compression", "task", "best_fixed_gamma", "near_best_from", "near_best_to", "hindsight_gain", "cost_ratio")
-LIVE = ("ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high", "gain", "gain_low", "gain_high", "mismatches")
 OnRows = Callable[[str, Sequence[dict[str, Any]]], None]
 
 
@@ -44,23 +41,19 @@ def demo(
 ) -> list[dict[str, Any]]:
     """Record, replay and bench a pair within ``seconds`` and write the report.
 
-    ``out`` receives ``runs/<compression>/`` and ``report.html``. Recording and the bench end with the prompt that they
-    are at when their share of the time is over. The first compression is always shown; others that the time does not
-    reach are left out, and are there when the demo is run again with more.
+    ``out`` receives ``runs/<compression>/`` and ``report.html``. The first compression is always shown; others that the
+    time does not reach are left out, and are there when the demo is run again with more.
 
     Args:
         request: what to show, within which time.
-        progress: told (what, done, total).
         on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
         on_rows: told rows as soon as they are measured: ``"first"`` of the first answer, then those of each
             compression, none of one for which there was no time.
-        on_warning: told of costs that are not to be trusted; by default a Python warning.
+        on_warning: told what to know about the figures; a Python warning by default.
 
     Returns:
-        Rows. A row of a policy has ``compression, task, policy, prompts, mismatches``, ``ratio_to_plain`` and ``gain``
-        (measured, with ``_low`` and ``_high``), ``modelled_gain``, and tokens per step and second, ``modelled_`` and
-        ``live_``; a row that sums up a compression and task has ``best_fixed_gamma, near_best_from, near_best_to,
-        hindsight_gain, cost_ratio``.
+        Rows of :func:`~draftgauge.api.bench.bench` with ``modelled_gain`` and ``modelled_tokens_per_step`` of replay;
+        the recommended policy's row over all tasks also has ``verdict``.
     """
     end = time.monotonic() + request.seconds - REPORT_SECONDS
     names, runs = request.pair.compression, request.out / "runs"
@@ -103,11 +96,15 @@ def demo(
             progress=progress,
         )
         live += timed
-        shown = _joined(replay(run, policies, on_warning=on_warning), timed)
-        shown += [{key: row[key] for key in SUMMARY} for row in profile_rows([run])]
+        modelled = {(row["task"], row["policy"]): row for row in replay(run, policies, on_warning=on_warning)}
+        shown = []
+        for row in timed:
+            if (replayed := modelled.get((row["task"], row["policy"]))) is not None:
+                beside = {"modelled_gain": replayed["gain"], "modelled_tokens_per_step": replayed["tokens_per_step"]}
+                shown.append(row | beside | {"verdict": replayed.get("verdict")})
         rows += shown
         on_rows(name, shown)
-    build_report([run for run, _ in select_runs(runs)], request.out / REPORT_NAME, live)
+    write_report(runs, request.out / REPORT_NAME, live)
     return rows
 
 
@@ -128,23 +125,3 @@ def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> d
         "tokens_per_second": drafted.tokens_per_second,
         "same_tokens": drafted.tokens == plain.tokens,
     }
-
-
-def _joined(replayed: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Modelled and live figures of the same policy and task side by side."""
-    live = {(row["task"], row["policy"]): row for row in measured}
-    rows = []
-    for row in replayed:
-        timed = live.get((row["task"], row["policy"]))
-        if timed is not None:
-            rows.append(
-                {key: timed[key] for key in ("compression", "task", "policy", "prompts", *LIVE)}
-                | {
-                    "modelled_gain": row["gain"],
-                    "tokens_per_step": row["tokens_per_step"],
-                    "live_tokens_per_step": timed["tokens_per_step"],
-                    "modelled_tokens_per_second": row["tokens_per_second"],
-                    "live_tokens_per_second": timed["tokens_per_second"],
-                }
-            )
-    return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ from draftgauge.api.requests import DiagnoseRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
+from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks
 from draftgauge.drafters.reuse import load_drafter, read_description
+from draftgauge.models.loading import end_tokens
 from draftgauge.training.reuse.tracking import read_history
 
 INCIDENTAL = ("target_fingerprint", "target_source")  # of a configuration: not what a drafter is made of
@@ -38,7 +39,12 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
     for run in request.runs:
         groups.setdefault(_made_alike(descriptions[run]), []).append(run)
     for runs in groups.values():
-        _check_seeds(runs, descriptions)
+        seeds = [descriptions[run]["extra"].get("request", {}).get("seed") for run in runs]
+        twice = [run for run, seed in zip(runs, seeds, strict=True) if seed is not None and seeds.count(seed) > 1]
+        if twice:
+            raise DraftgaugeError(
+                f"{' and '.join(map(str, twice))} are trained alike, with the same seed: name one of them"
+            )
     for run, description in descriptions.items():
         if description["config"].get("block"):
             raise DraftgaugeError(
@@ -47,15 +53,16 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
             )
     first = descriptions[request.runs[0]]
     depths = depths_of(request, first)
-    target = load_single(request, first)
-    nets = {run: load_drafter(run, target.model) for run in request.runs}
-    texts = held_out_texts(request, list(descriptions.values()), target, progress)
+    target, tokenizer = load_single(request, first)
+    nets = {run: load_drafter(run, target) for run in request.runs}
+    settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
+    texts = held_out_texts(request, list(descriptions.values()), target, tokenizer, settings, progress)
     rows = []
     for runs in groups.values():
         measured: list[Bottlenecks] = []
         for run in runs:
             history = read_history(run)
-            measured.append(measure_bottlenecks(nets[run], target.model.module, texts, depths, history, progress))
+            measured.append(measure_bottlenecks(nets[run], target.module, texts, depths, history, progress))
         config = nets[runs[0]].config
         labels = {
             "design": config.design,
@@ -80,14 +87,4 @@ def _made_alike(description: dict[str, Any]) -> str:
 
 
 def _warm(description: dict[str, Any]) -> bool:
-    """Whether a drafter started from another one."""
     return description["extra"].get("request", {}).get("warm_start") is not None
-
-
-def _check_seeds(runs: Sequence[Path], descriptions: Mapping[Path, dict[str, Any]]) -> None:
-    """Refuse drafters that are one training twice."""
-    seeds = [descriptions[run]["extra"].get("request", {}).get("seed") for run in runs]
-    if twice := [run for run, seed in zip(runs, seeds, strict=True) if seed is not None and seeds.count(seed) > 1]:
-        raise DraftgaugeError(
-            f"{' and '.join(map(str, twice))} are trained alike, with the same seed: name one of them"
-        )

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.prompts import choose_prompts, encode_prompts
+from draftgauge.api.prompts import choose_prompts, encode_prompts, encoder_of
 from draftgauge.api.requests import DiagnoseRequest, EvaluateRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import TEST, Prompt, for_judging, in_turn, learned_from
-from draftgauge.core.rendering import Rendering
-from draftgauge.decoding.plain import plain_decode
+from draftgauge.core.prompts import TEST, for_judging, in_turn, learned_from
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
@@ -25,7 +23,6 @@ from draftgauge.drafters.reuse import load_drafter, read_description
 from draftgauge.drafters.reuse.persistence import trained_compression, trained_depths, trained_prompts
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_with
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.crossed import (
     Counts,
@@ -56,64 +53,45 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
         PromptError: if the prompts cannot be read.
     """
     description = read_description(request.drafter)
-    target = load_single(request, description)
-    net = load_drafter(request.drafter, target.model)
-    texts = held_out_texts(request, [description], target, progress)
-    plan = EvaluationPlan(depths_of(request, description), target.settings(request.output.max_new_tokens))
-    return evaluation_rows(evaluate_drafter(net, target.model, texts, plan, progress))
+    target, tokenizer = load_single(request, description)
+    net = load_drafter(request.drafter, target)
+    settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
+    texts = held_out_texts(request, [description], target, tokenizer, settings, progress)
+    plan = EvaluationPlan(depths_of(request, description), settings)
+    return evaluation_rows(evaluate_drafter(net, target, texts, plan, progress))
 
 
 def depths_of(request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]) -> int:
-    """Tokens a draft: as asked for, else as many as the drafter was trained for."""
     longest = request.output.max_new_tokens
     if request.learned.depths is not None and request.learned.depths > longest:
         raise DraftgaugeError(f"no output holds {request.learned.depths} drafted tokens with max_new_tokens {longest}")
     return request.learned.depths or trained_depths(description) or DEFAULT_DEPTHS
 
 
-@dataclass(frozen=True)
-class SingleTarget:
-    """A target alone; what evaluates a drafter attaches it itself."""
-
-    model: CachedModel
-    tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def context(self) -> int:
-        return self.model.spec.context
-
-    def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
-        return encode_with(self.tokenizer, prompt, rendering)
-
-    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
-        answer = plain_decode(self.model, tokens, self.settings(max_new_tokens)).tokens
-        return str(self.tokenizer.decode(answer, skip_special_tokens=True))
-
-    def settings(self, max_new_tokens: int) -> DecodingSettings:
-        """Greedy decoding up to an end token or ``max_new_tokens``."""
-        return DecodingSettings(max_new_tokens, end_tokens=end_tokens(self.model, self.tokenizer))
-
-
-def load_single(request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]) -> SingleTarget:
-    """Load the target of a drafter and its tokenizer: as asked for, else as the drafter's description has it."""
+def load_single(
+    request: EvaluateRequest | DiagnoseRequest, description: Mapping[str, Any]
+) -> tuple[CachedModel, PreTrainedTokenizerBase]:
+    """The target of a drafter and its tokenizer: as asked for, else as the drafter's description has it."""
     learned, loading = request.learned, request.loading
     source = learned.target or description["config"]["target_source"]
     compression = learned.compression or trained_compression(description)
     trusted = loading.trust_remote_code
     model = load_model(source, compression, request.machine.device, loading.engine, trusted)
-    return SingleTarget(model, load_tokenizer(loading.tokenizer or source, trusted))
+    return model, load_tokenizer(loading.tokenizer or source, trusted)
 
 
 def held_out_texts(
     request: EvaluateRequest | DiagnoseRequest,
     descriptions: Sequence[Mapping[str, Any]],
-    target: SingleTarget,
+    target: CachedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DecodingSettings,
     progress: Progress,
 ) -> list[HeldOutText]:
     """The request's prompts, tasks in turn, with what the target answers; test ones where the file names training and
     test ones and no split is asked for. Prompts that one of the described drafters has learned from are warned of.
     """
-    settings, asked = target.settings(request.output.max_new_tokens), request.prompts
+    asked = request.prompts
     everything = choose_prompts(replace(asked, per_task=None, limit=None))[1]
     if asked.split is None and len(for_judging(everything)) < len(everything):
         asked = replace(asked, split=TEST)
@@ -121,8 +99,8 @@ def held_out_texts(
     places = {prompt.index // asked.turns for prompt in chosen}
     if any(learned_from(trained_prompts(description), path, places) for description in descriptions):
         warnings.warn(SEEN.format(path), stacklevel=2)
-    kept = encode_prompts(target, in_turn(chosen), path, settings.max_new_tokens, asked)
-    return greedy_texts(target.model, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
+    kept = encode_prompts(encoder_of(target, tokenizer), in_turn(chosen), path, settings.max_new_tokens, asked)
+    return greedy_texts(target, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
 
 
 def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:

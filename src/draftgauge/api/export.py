@@ -36,6 +36,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
         raise DraftgaugeError(f"{request.out} holds files that no export left: choose an empty folder")
     tensors = export_eagle3(request.drafter, request.out)
     description = read_description(request.drafter)
+    source = description["config"]["target_source"]
     return [
         {
             "format": request.format,
@@ -43,7 +44,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
             "folder": str(request.out),
             "tensors": len(tensors),
             "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
-            "target": str(resolve_source(description["config"]["target_source"] or "")) or None,
+            "target": str(resolve_source(source)) if source else None,
             "depths": trained_depths(description),
             "llama_cpp_lacks": llama_cpp_lacks(read_config(request.drafter)),
         }

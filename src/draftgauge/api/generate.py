@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftgauge.api.costs import pair_costs
-from draftgauge.api.datastore import GrowingStore
+from draftgauge.api.datastore import open_store, texts_of
 from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampled
 from draftgauge.api.policies import read_policies, warn_of_other_pairs
 from draftgauge.api.prompts import log
@@ -27,6 +27,7 @@ from draftgauge.models.vocabulary import IncrementalDecoder, vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
 from draftgauge.policies.stored_texts import with_stored
+from draftgauge.traces.datastore import grow, stored_output
 from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
 
@@ -71,8 +72,8 @@ def generate(
     pair = pair or load_pair(request.pair)
     store = None
     if request.datastore is not None:
-        store = GrowingStore(request.datastore, vocabulary_digest(pair.tokenizer))
-    asked = sampled(request.sampling, str(pair.sources["target"]))
+        store = open_store(request.datastore, vocabulary_digest(pair.tokenizer))
+    asked = sampled(request.sampling, pair.folder)
     sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
     generator = None
     if not sampling.greedy:
@@ -92,13 +93,13 @@ def generate(
             policy = each.make(longest, costs)
         assert policy is not None
         if store is not None:
-            with_stored([policy], store.texts)
+            with_stored([policy], texts_of(store))
         drafter = pair.drafter(sampling, generator)
         result = speculative_decode(pair.target, drafter, policy, tokens, settings, generator, stream)
     if stream is not None:
         stream.finish()
-    if store is not None:
-        store.add(tokens, result.tokens)
+    if store is not None and request.datastore is not None:  # other processes may have added to the file meanwhile
+        grow(request.datastore, store.about, [stored_output(tokens, result.tokens)])
     if said := answers_warning([result.tokens], pair.end_tokens):
         warn(said)
     return pair.tokenizer.decode(result.tokens, skip_special_tokens=True), result
@@ -155,7 +156,6 @@ class TokenStream:
                 self._on_text(piece, self._origin)
 
     def finish(self) -> None:
-        """Give out what is left of an incomplete character."""
         piece = self._pieces.finish()
         if piece:
             self._on_text(piece, self._origin)

@@ -9,14 +9,13 @@ from typing import Any
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.api.prompts import PromptEncoder, encoder_of
 from draftgauge.api.requests import PairSpec, SamplingSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import given_settings, settings_of
-from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
@@ -39,6 +38,7 @@ class Pair:
 
     Attributes:
         sources: what was asked for: ``{"target", "draft"}``, the latter None for a kind that takes no source.
+        folder: of the target, or its hub id.
         compression: of the target; the method's name if its checkpoint comes quantised.
         taps: of the target, as ``draft_source`` needs them.
     """
@@ -48,17 +48,16 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     end_tokens: frozenset[int]
     sources: dict[str, str | None]
+    folder: str
     compression: str
     taps: Taps | None = None
 
     @property
     def draft(self) -> CachedModel | None:
-        """The draft model; None where something else drafts."""
         return self.draft_source.model
 
     @property
     def context(self) -> int:
-        """Longest sequence that the target and what drafts for it take."""
         limit = self.draft_source.context
         return self.target.spec.context if limit is None else min(self.target.spec.context, limit)
 
@@ -68,25 +67,18 @@ class Pair:
         generator: Generator | None = None,
         end_tokens: frozenset[int] | None = None,
     ) -> Drafter:
-        """A new drafter, greedy unless a sampling is given with a generator on the target's device. Its drafts end with
-        any of ``end_tokens``, the pair's if None.
-        """
         ends = self.end_tokens if end_tokens is None else end_tokens
         return self.draft_source.drafter(self.target, self.taps, ends, sampling, generator)
 
     def encode(self, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:
-        """Token ids of a prompt, conversations through the chat template."""
         return encode_with(self.tokenizer, prompt, rendering)
 
-    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
-        """The target's greedy answer, as text."""
-        settings = DecodingSettings(max_new_tokens, end_tokens=self.end_tokens)
-        return str(self.tokenizer.decode(plain_decode(self.target, tokens, settings).tokens, skip_special_tokens=True))
+    @property
+    def encoder(self) -> PromptEncoder:
+        return encoder_of(self.target, self.tokenizer, self.context)
 
     def fingerprints(self) -> dict[str, str | None]:
-        """Which models these are, by hash of configuration and weights."""
-        target = fingerprint(resolve_source(str(self.sources["target"]), "target"))
-        return {"target": target, "draft": self.draft_source.fingerprint()}
+        return {"target": fingerprint(self.folder), "draft": self.draft_source.fingerprint()}
 
 
 @verb(PairSpec)
@@ -102,11 +94,9 @@ def load_pair(spec: PairSpec) -> Pair:
     (compression,) = labelled(spec).compression
     loading, engine, trusted = spec.loading, spec.loading.engine, spec.loading.trust_remote_code
     name, source = drafter_of(spec)
-    kind, options = (
-        drafter_kind(name),
-        LoadOptions(compression, loading.draft_device, engine, trusted, loading.allow_pickle),
-    )
-    target = target_of(spec)
+    kind = drafter_kind(name)
+    options = LoadOptions(compression, loading.draft_device, engine, trusted, loading.allow_pickle)
+    target = str(target_folder(spec))
     tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
     if is_gguf(target):
         check_gguf_vocabulary(tokenizer, Path(target), "target")
@@ -114,16 +104,13 @@ def load_pair(spec: PairSpec) -> Pair:
     model = load_model(target, compression, spec.machine.device, engine, trusted, "target", loading.device_map)
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
-    sources = {"target": str(target), "draft": None if source is None else str(source)}
-    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), sources, compression, taps)
+    draft = spec.drafter if str(source) == spec.drafter else spec.draft
+    sources = {"target": target_of(spec), "draft": None if source is None else draft}
+    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), sources, target, compression, taps)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
-    """Load the models that a trace was recorded with, or its target with the drafter that ``spec`` names.
-
-    Raises:
-        TraceError: if the models at those places are not the recorded ones any more.
-    """
+    """Load the models that a trace was recorded with, or its target with the drafter that ``spec`` names."""
     spec = spec or PairSpec()
     pair = load_pair(
         replace(
@@ -146,24 +133,25 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
 
 
 def labelled(spec: PairSpec) -> PairSpec:
-    """The pair with its compressions by the names of what is loaded; a checkpoint that comes quantised has its own."""
-    target = target_of(spec)
-    method = quantisation_method(resolve_source(target, "target"))
+    target = target_folder(spec)
+    method = quantisation_method(target)
     return replace(spec, compression=tuple(label_of(name, method, target) for name in spec.compression))
 
 
-def sampled(asked: SamplingSpec, target: str) -> SamplingSpec:
-    """How tokens are chosen: as asked for, or as a target's checkpoint does where that is asked for."""
+def sampled(asked: SamplingSpec, target: str | Path) -> SamplingSpec:
     if not asked.checkpoint_sampling:
         return asked
-    own = own_sampling(resolve_source(target, "target"))
+    own = own_sampling(target)
     return SamplingSpec(temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
 
 
 def target_of(spec: PairSpec) -> str:
-    """The target's folder or id."""
     name, source = drafter_of(spec)
     return spec.target or drafter_kind(name).trained_for(source) or REFERENCE
+
+
+def target_folder(spec: PairSpec) -> str | Path:
+    return resolve_source(target_of(spec))
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
@@ -172,14 +160,12 @@ def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
 
 
 def refuse_beside_pair(request: Any, *others: str) -> None:
-    """Refuse a request that says how to load a pair, or gives one of the other settings, beside a loaded pair."""
     named = {entry.name for entry in settings_of(PairSpec)}.union(others) & given_settings(request)
     if at_odds := [entry.name for entry in settings_of(type(request)) if entry.name in named]:
         raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
 
 
 def check_draft_is_used(spec: PairSpec) -> None:
-    """Refuse a draft model that the drafter does without."""
     drafter = spec.drafter or DEFAULT_DRAFTER
     name, source = drafter_of(spec)
     unused = source is None or (drafter != name and str(source) == drafter)

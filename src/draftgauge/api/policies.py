@@ -8,8 +8,15 @@ from pathlib import Path
 
 from draftgauge.api.runs import Warn
 from draftgauge.policies.base import Policy
-from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, load_fitted, policy_of_file
-from draftgauge.policies.registry import POLICIES, current_name, expand_policy, make_policy, weighs_cost
+from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, load_fitted, policy_of_file
+from draftgauge.policies.registry import (
+    POLICIES,
+    compared_policies,
+    current_name,
+    expand_policy,
+    make_policy,
+    weighs_cost,
+)
 from draftgauge.replaying.splits import Design, prompt_keys
 from draftgauge.traces.costs import CostCurve
 
@@ -26,24 +33,18 @@ class NamedPolicy:
 
     @property
     def weighs_cost(self) -> bool:
-        """Whether it needs a cost curve."""
         if self.fitted is None:
             return weighs_cost(self.spec)
         return self.fitted.policy not in POLICIES or weighs_cost(self.fitted.policy)
 
     def make(self, gamma_max: int, costs: CostCurve | None) -> Policy:
-        """A new policy: it holds state, so every run and replay has its own."""
         if self.fitted is None:
             return make_policy(self.spec, gamma_max, costs)
         return policy_of_file(Path(self.spec), gamma_max, costs, self.fitted)
 
 
 def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
-    """The policies of these specs, each once.
-
-    Raises:
-        DraftgaugeError: for an unknown policy or parameter, or a file that is not a fitted policy.
-    """
+    """The policies of these specs, each once."""
     policies = []
     for spec in dict.fromkeys(map(current_name, specs)):
         if spec.endswith(FITTED_SUFFIX):
@@ -54,14 +55,16 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
     return tuple(policies)
 
 
+def default_policies(run: Path) -> tuple[str, ...]:
+    return (*compared_policies(), *sorted(str(path) for path in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(path)))
+
+
 def expanded(policies: Iterable[NamedPolicy], gamma_max: int) -> tuple[NamedPolicy, ...]:
-    """The policies with every length up to ``gamma_max`` in place of a bare ``fixed``."""
     single = {spec: policy for policy in policies for spec in expand_policy(policy.spec, gamma_max)}
     return tuple(replace(policy, spec=spec) for spec, policy in single.items())
 
 
 def fitted_on(policies: Sequence[NamedPolicy]) -> set[str]:
-    """``task/identifier`` of all prompts that any of the policies was fitted on."""
     return {key for policy in policies if policy.fitted is not None for key in policy.fitted.trained_on}
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampled, target_of
+from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampled, target_folder
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
@@ -25,7 +24,7 @@ from draftgauge.api.recording import (
     record_missing,
 )
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.runs import read_run
+from draftgauge.api.runs import Warn, read_run, warn
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError
@@ -47,36 +46,27 @@ from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
-
-
 @verb(ProfileRequest)
-def profile(
-    request: ProfileRequest, *, progress: Progress = silent, on_warning: Callable[[str], None] = _warn
-) -> list[dict[str, Any]]:
+def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning: Warn = warn) -> list[dict[str, Any]]:
     """Record traces and cost curves of a pair, one run for each compression of the target.
 
-    Everything is checked before anything is recorded. A run that was interrupted, or killed, goes on where it stopped
-    when the same is asked for again; recorded prompts are not recorded twice. With several compressions, ``out`` holds
-    a folder for each.
-
-    At a temperature above 0 output and drafts are drawn, and chances of acceptance are recorded in place of outcomes
-    (:mod:`draftgauge.traces.sampled`).
+    Everything is checked before anything is recorded. An interrupted or killed run goes on where it stopped when the
+    same is asked for again. With several compressions, ``out`` holds a folder for each. At a temperature above 0 output
+    and drafts are drawn, and chances of acceptance are recorded (:mod:`draftgauge.traces.sampled`).
 
     Args:
-        request: what to record.
-        progress: told (what, done, total).
-        on_warning: told of answers that look wrong, and of answers of a serving engine that are left out; by default a
-            Python warning.
+        on_warning: told of answers that look wrong or are left out; a Python warning by default.
 
     Returns:
-        Rows as :func:`profile_rows` describes; ``run`` names the folder of each run.
+        Rows as :func:`profile_rows` describes; ``run`` names the folder of each run. Of a plan, as
+        :func:`~draftgauge.api.profile_estimate.estimate_rows`.
 
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
-    request = replace(request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_of(request.pair)))
+    request = replace(
+        request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_folder(request.pair))
+    )
     _check_recordable(request)
     if request.plan:
         return estimate_rows(request)
@@ -87,7 +77,7 @@ def profile(
     _check_later_compressions(pair, request)
     if request.prompts.chat is None:  # the manifest says what was done
         request = replace(request, prompts=replace(request.prompts, chat=pair.tokenizer.chat_template is not None))
-    encoded = encode_prompts(pair, chosen, path, limit, request.prompts)
+    encoded = encode_prompts(pair.encoder, chosen, path, limit, request.prompts)
     if request.outputs is not None:
         usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
         encoded = usable.prompts
@@ -133,9 +123,6 @@ def profile(
 
 
 def _check_recordable(request: ProfileRequest) -> None:
-    """Refuse what could not be recorded: an unknown compression, a library that one lacks, a draft model that the
-    drafter does without, a kind of drafter of which sampled decoding cannot be recorded, an unknown executor.
-    """
     check_draft_is_used(request.pair)
     for compression in request.pair.compression:
         quantization_config(compression, torch.float32)
@@ -154,17 +141,13 @@ def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
     trusted = request.pair.loading.trust_remote_code
     later = [name for name in request.pair.compression if name in QUANTISED and name != pair.compression]
     if later and pair.target.module is not None:  # a GGUF file has none
-        config = read_configuration(str(pair.sources["target"]), trusted)
+        config = read_configuration(pair.folder, trusted)
         for name in later:
             check_quantises(config, name, pair.target.spec.device, trusted)
 
 
 def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
-    """The run folder of each compression: ``out`` itself for a single one, else a folder in it for each.
-
-    Raises:
-        TraceError: if ``out`` is laid out the other way already.
-    """
+    """The run folder of each compression: ``out`` itself for a single one, else a folder in it for each."""
     single = (out / MANIFEST_NAME).exists()
     several = sorted(child.parent.name for child in out.glob(f"*/{MANIFEST_NAME}"))
     if len(compressions) > 1 and single:
@@ -178,9 +161,7 @@ def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
     return {name: out / name for name in compressions} if len(compressions) > 1 else {compressions[0]: out}
 
 
-def _say_how_answers_look(
-    compression: str, trace: Trace, end_tokens: frozenset[int], on_warning: Callable[[str], None]
-) -> None:
+def _say_how_answers_look(compression: str, trace: Trace, end_tokens: frozenset[int], on_warning: Warn) -> None:
     answers = [trace.token[a:b].tolist() for a, b in zip(trace.offsets[:-1], trace.offsets[1:], strict=True)]
     if said := answers_warning(answers, end_tokens):
         on_warning(f"target {compression}: {said}")
@@ -191,10 +172,9 @@ def _say_how_answers_look(
 def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best.
 
-    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one: where they are many, another run
-    may name another. ``differing`` is the share of positions, of recorded answers of a serving engine, whose token is
-    not the target's choice; None where the target decoded. ``cost_doubt`` says why the costs are not to be
-    trusted (:meth:`draftgauge.traces.costs.CostCurve.doubt`); None where nothing speaks against them.
+    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one. ``differing`` is the share of
+    positions of a serving engine's answers whose token is not the target's choice. ``cost_doubt`` says why the costs
+    are not to be trusted.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from draftgauge.api.pair import drafter_of, target_of
-from draftgauge.api.prompts import choose_prompts, encode_prompts
+from draftgauge.api.pair import drafter_of, target_folder
+from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing
-from draftgauge.core.prompts import Prompt
-from draftgauge.core.rendering import Rendering
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import drafter_kind
@@ -24,7 +21,6 @@ from draftgauge.models.compression import activation_dtype, draft_compression, o
 from draftgauge.models.device import choose_device, free_bytes
 from draftgauge.models.lean import most_places
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.spec import UNLIMITED, head_dim, read_configuration
 
 ROW_BYTES = 22  # of a position: token, entropy, accepted, text
@@ -35,30 +31,28 @@ GIB = 2**30
 
 
 def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
-    """One row a compression.
-
-    Returns:
-        Rows with ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its output;
-        ``weights_gib``, ``cache_gib`` (keys and values of target and draft while they grow, and of the batches),
-        ``logits_gib``, ``memory_gib`` (their sum) and ``free_gib`` of the device, None where it cannot be found out;
-        ``disk_gib``, at most, and ``free_disk_gib``; ``fits``.
-
-    Raises:
-        DraftgaugeError: for prompts or models that cannot be used.
+    """One row a compression: ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its
+    output; ``weights_gib``, ``cache_gib`` (keys and values of target and draft, and of the batches), ``logits_gib``,
+    ``memory_gib`` (their sum) and ``free_gib`` of the device, None if unknown; ``disk_gib``, at most, and
+    ``free_disk_gib``; ``fits``.
     """
-    target, (name, source) = target_of(request.pair), drafter_of(request.pair)
-    models = [_laid_out(target, "target", request)]
+    target, (name, source) = target_folder(request.pair), drafter_of(request.pair)
+    trusted = request.pair.loading.trust_remote_code
+    models = [on_meta(read_configuration(target, trusted), trusted)]
     if issubclass(drafter_kind(name), LanguageModelSource) and source is not None:
-        models.append(_laid_out(source, "draft", request))
+        models.append(on_meta(read_configuration(source, trusted), trusted))
     path, chosen = choose_prompts(request.prompts)
     if request.prompts.turns > 1:
         raise DraftgaugeError("a plan decodes nothing, so it knows no later turns: leave out --turns")
-    encoder = _Encoder(target, models, request)
+    named = [getattr(m.config.get_text_config(), "max_position_embeddings", None) for m in models]
+    context = min((length for length in named if length), default=1 << 31)
+    tokenizer = load_tokenizer(request.pair.loading.tokenizer or target, trusted)
+    encoder = PromptEncoder(tokenizer, context, _no_answer)
     encoded = encode_prompts(encoder, chosen, path, request.output.max_new_tokens, request.prompts)
     if request.outputs is not None:
         encoded, _ = answered_prompts(request.outputs, encoded)
     longest = max(len(tokens) for _, tokens in encoded) + request.output.max_new_tokens
-    span = measured_span(request.drafts.gamma_max, encoder.context)
+    span = measured_span(request.drafts.gamma_max, context)
     return [_row(request, name, models, len(encoded), (longest, span)) for name in request.pair.compression]
 
 
@@ -105,29 +99,10 @@ def _row(
     }
 
 
-class _Encoder:
-    """A tokenizer with the context of models that are not loaded."""
-
-    def __init__(self, target: str, models: list[PreTrainedModel], request: ProfileRequest) -> None:
-        loading = request.pair.loading
-        self.tokenizer = load_tokenizer(loading.tokenizer or target, loading.trust_remote_code)
-        named = [getattr(m.config.get_text_config(), "max_position_embeddings", None) for m in models]
-        self.context = min((length for length in named if length), default=1 << 31)
-
-    def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
-        return encode_with(self.tokenizer, prompt, rendering)
-
-    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
-        """Never asked: single turns only."""
-        raise AssertionError
-
-
-def _laid_out(source: str | Path, part: str, request: ProfileRequest) -> PreTrainedModel:
-    trusted = request.pair.loading.trust_remote_code
-    return on_meta(read_configuration(source, trusted, part), trusted)
+def _no_answer(tokens: list[int], max_new_tokens: int) -> str:
+    raise AssertionError("a plan is made of single turns")
 
 
 def _values_a_token(config: PreTrainedConfig) -> int:
-    """Keys and values of one token in all layers."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * int(config.num_hidden_layers) * int(heads) * head_dim(config)

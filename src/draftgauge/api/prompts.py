@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,6 +14,11 @@ from draftgauge.api.requests import PromptSpec
 from draftgauge.core.errors import PromptError, TraceError
 from draftgauge.core.prompts import SPLITS, Message, Prompt, prompts_sha256, read_prompts
 from draftgauge.core.rendering import Rendering, turns_of
+from draftgauge.decoding.plain import plain_decode
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import end_tokens
+from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
@@ -27,24 +31,30 @@ log = logging.getLogger("draftgauge")
 EncodedPrompt = tuple[Prompt, list[int]]
 
 
-class PromptEncoder(Protocol):
-    """What a pair, or a target alone, can do with prompts."""
+@dataclass(frozen=True)
+class PromptEncoder:
+    """What prompts need of a target: its tokenizer, the longest sequence, and its greedy answer to some tokens in at
+    most so many, for later turns of a conversation.
+    """
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    answer: Callable[[list[int], int], str]
 
-    @property
-    def context(self) -> int:
-        """Longest sequence in tokens."""
+    def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
+        return encode_with(self.tokenizer, prompt, rendering)
 
-    def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]: ...
 
-    def answer(self, tokens: list[int], max_new_tokens: int) -> str:
-        """The target's greedy answer."""
+def encoder_of(model: CachedModel, tokenizer: PreTrainedTokenizerBase, context: int | None = None) -> PromptEncoder:
+    def answer(tokens: list[int], max_new_tokens: int) -> str:
+        settings = DecodingSettings(max_new_tokens, end_tokens=end_tokens(model, tokenizer))
+        return str(tokenizer.decode(plain_decode(model, tokens, settings).tokens, skip_special_tokens=True))
+
+    return PromptEncoder(tokenizer, context or model.spec.context, answer)
 
 
 def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
-    """What a prompts argument names: a path, or with ``reference:SPLIT``, ``reference:all`` or None bundled prompts."""
+    """The path that a prompts argument names; ``reference:SPLIT``, ``reference:all`` and None are bundled prompts."""
     bundled = PAIR_FOLDER / "prompts"
     if prompts is not None and not str(prompts).startswith(BUNDLED):
         return Path(prompts)
@@ -58,7 +68,7 @@ def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
 
 
 def prompt_name(path: Path) -> str:
-    """How a manifest names a prompt file: bundled ones by their split, so that the name holds on every machine."""
+    # Bundled prompts are named by their split, so that the name holds on every machine.
     bundled = PAIR_FOLDER / "prompts"
     if path == bundled:
         return f"{BUNDLED}{ALL_SPLITS}"
@@ -66,7 +76,6 @@ def prompt_name(path: Path) -> str:
 
 
 def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
-    """The prompt file and the prompts to take from it; every turn counts as one."""
     path = prompt_file(spec.prompts, spec.split or "test")
     turns = turns_of(read_prompts(path, None, spec.tasks, spec.split), spec.turns)
     return path, first_per_task(turns, spec.per_task)[: spec.limit]
@@ -86,16 +95,8 @@ def first_per_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]
 def encode_prompts(
     model: PromptEncoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, spec: PromptSpec
 ) -> list[EncodedPrompt]:
-    """Token ids of the prompts; those longer than the models take are refused, truncated to their end, or left out.
-
-    Args:
-        model: encodes them, answers earlier turns, and says how long a sequence it takes.
-        prompts, path: the prompts and the file they are from.
-        max_new_tokens: room that each leaves for its output.
-        spec: how they become text, and what becomes of long ones.
-
-    Raises:
-        PromptError: for a prompt that gives no tokens or is too long, or if none is left.
+    """Token ids of the prompts; those longer than the models take, beside ``max_new_tokens``, are refused, truncated to
+    their end, or left out, as ``spec`` says.
     """
     longest = model.context - max_new_tokens
     if longest < 1:
@@ -132,18 +133,11 @@ def encode_prompts(
 def with_answers(
     model: PromptEncoder, prompts: Sequence[Prompt], rendering: Rendering, max_new_tokens: int, truncate: bool
 ) -> list[Prompt]:
-    """The prompts, later turns behind the conversation so far, which the target answers greedily.
+    """The prompts, later turns (see :func:`draftgauge.core.rendering.turns_of`) behind the conversation so far, which
+    the target answers greedily.
 
-    A conversation that leaves no room for an answer is not answered any more: its next turn is longer still, and is
-    treated as every prompt that is too long.
-
-    Args:
-        model: who answers.
-        prompts: as :func:`draftgauge.core.rendering.turns_of` makes them: later turns have ``turns`` and no
-            ``messages``.
-        rendering: how they become text.
-        max_new_tokens: of each answer.
-        truncate: answer the end of a conversation that is too long.
+    A conversation that leaves no room for an answer is not answered any more, unless it may be truncated: its next turn
+    is longer still, and is treated as every prompt that is too long.
     """
     answers: dict[tuple[Message, ...], str] = {}
     joined = []
@@ -172,18 +166,7 @@ def prompts_of(
     spec: PromptSpec | None = None,
     among: Collection[int] | None = None,
 ) -> list[EncodedPrompt]:
-    """The recorded prompts of a run with their token ids.
-
-    Args:
-        run, manifest: the run.
-        model: with the run's target.
-        spec: which of the recorded prompts; all if None.
-        among: their indices; any if None.
-
-    Raises:
-        TraceError: if the prompt file has changed since, none of these prompts was recorded, or the target answers
-            earlier turns differently than then.
-    """
+    """The recorded prompts of a run with their token ids: those of ``spec``, with an index in ``among``."""
     spec = spec or PromptSpec()
     path = prompt_file(manifest.prompts.path)
     if path.exists() and prompts_sha256(path) != manifest.prompts.sha256:

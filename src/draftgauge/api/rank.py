@@ -105,7 +105,7 @@ def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, p
         costs=request.costs,
     )
     path, chosen = choose_prompts(prompts)
-    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, prompts)
+    encoded = encode_prompts(pair.encoder, chosen, path, request.output.max_new_tokens, prompts)
     manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, asked)[pair.compression]
     answers = None if known is None else _answers(known)
     if answers is not None and (lacking := [p.identifier for p, _ in encoded if p.index not in answers]):

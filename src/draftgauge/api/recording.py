@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator
 
+from draftgauge.api.costs import measured
 from draftgauge.api.pair import Pair, drafter_of, load_pair
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.api.requests import ProfileRequest
@@ -26,7 +27,7 @@ from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.recorder import Answer, RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches, measure_costs
+from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import planned_dtype
@@ -56,8 +57,10 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         source, fingerprint = pair.sources[role], fingerprints[role]
         assert source is not None
         assert fingerprint is not None
-        loads = role if role == "target" or pair.draft is not None else "target"  # others compute in the target's dtype
-        dtype = str(planned_dtype(str(pair.sources[loads]), compression, device, loads)).removeprefix("torch.")
+        loaded = (pair.folder, "target")  # drafters without a model of their own use the target's dtype
+        if role == "draft" and isinstance(pair.draft_source, LanguageModelSource):
+            loaded = (str(pair.draft_source.source), "draft")
+        dtype = str(planned_dtype(loaded[0], compression, device, loaded[1])).removeprefix("torch.")
         return ModelEntry(source, fingerprint, compression, model.family, model.engine, dtype, attention)
 
     def manifest(compression: str) -> Manifest:
@@ -92,7 +95,6 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
 
 
 def missing_prompts(writer: TraceWriter, encoded: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """The prompts that are not yet recorded."""
     done = writer.done
     return [(prompt, tokens) for prompt, tokens in encoded if prompt.index not in done]
 
@@ -135,7 +137,10 @@ def record_missing(
         if until is not None and done and time.monotonic() > until:
             writer.settle()
             break
-        drawing = _generator(pair, request, "record", prompt.index)  # of its own: a run may be resumed anywhere
+        drawing = None
+        if not sampling.greedy:  # each prompt has its own generator, as a run may be resumed anywhere
+            seed = derive_seed(request.randomness.seed, "record", prompt.index)
+            drawing = Generator(pair.target.spec.device).manual_seed(seed)
         drafter = pair.drafter(sampling, drawing)
         if answers is None:
             writer.add(record_prompt(pair.target, drafter, prompt, tokens, plan, pair.tokenizer, drawing))
@@ -153,7 +158,7 @@ def record_missing(
 def record_trace(pair: Pair, request: ProfileRequest, progress: Progress) -> Trace:
     """The trace of a pair on the prompts of a request, recorded into its folder without measuring costs."""
     path, chosen = choose_prompts(request.prompts)
-    encoded = encode_prompts(pair, chosen, path, request.output.max_new_tokens, request.prompts)
+    encoded = encode_prompts(pair.encoder, chosen, path, request.output.max_new_tokens, request.prompts)
     manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)[pair.compression]
     with TraceWriter(request.out, manifest, SHARD_PROMPTS) as writer:
         record_missing(pair, writer, encoded, request, progress)
@@ -163,12 +168,10 @@ def record_trace(pair: Pair, request: ProfileRequest, progress: Progress) -> Tra
 def measure_pair(
     pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress, run: Path
 ) -> None:
-    """Measure the cost curve at the context lengths of these prompts and save it into a run.
-
-    That of single requests is saved before batches are measured, and so is kept if they fail.
+    """Measure the cost curve at the context lengths of these prompts and save it into a run: that of single requests
+    before batches are measured, so that it is kept if they fail.
     """
     lengths = [len(tokens) for _, tokens in encoded]
-    drawing = _generator(pair, request, "costs")
     plan = MeterPlan(
         text=[token for _, tokens in encoded for token in tokens],
         contexts=default_contexts(lengths, [request.output.max_new_tokens] * len(lengths)),
@@ -179,15 +182,8 @@ def measure_pair(
         vocabulary=vocabulary_digest(pair.tokenizer),
         sampling=_sampling(request),
     )
-    curve = measure_costs(
-        pair.target,
-        pair.drafter(plan.sampling, drawing, end_tokens=frozenset()),  # one that no end token stops
-        plan,
-        generator(request.randomness.seed, "costs", pair.compression),
-        drawing,
-        lambda done, total: progress(f"cost curve {pair.compression}", done, total),
-    )
     manifest = Manifest.load(run)
+    curve = measured(pair, plan, request.randomness.seed, progress)
     curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine)
     curve.save(run / COSTS_NAME)
     if not request.batches:
@@ -203,12 +199,6 @@ def measure_pair(
 
 
 def check_batches(pair: Pair, batches: Sequence[int], longest: int) -> None:
-    """Refuse batches that cannot be measured with requests of up to ``longest`` tokens.
-
-    Raises:
-        DraftgaugeError: if the models run on another engine, or something else than a draft model drafts.
-        ModelError: if the caches of the largest do not fit into memory.
-    """
     if batches:
         check_caches_fit([(model, min(longest, model.spec.context)) for model in batch_models(pair)], max(batches))
 
@@ -233,13 +223,6 @@ def _sampling(request: ProfileRequest) -> Sampling:
     return Sampling(asked.temperature, asked.top_k, asked.top_p)
 
 
-def _generator(pair: Pair, request: ProfileRequest, *labels: str | int) -> Generator | None:
-    """What is drawn for one purpose; None for greedy decoding, which draws nothing."""
-    if request.sampling.temperature == 0:
-        return None
-    return Generator(pair.target.spec.device).manual_seed(derive_seed(request.randomness.seed, *labels))
-
-
 @dataclass(frozen=True)
 class _Part:
     """A job of a worker on some prompts of a run; ``request`` is at one compression."""
@@ -256,7 +239,7 @@ class _Part:
         _check_same(pair, self.manifest)
         path, chosen = choose_prompts(self.request.prompts)
         own = [prompt for prompt in chosen if prompt.index in self.indices]
-        return pair, encode_prompts(pair, own, path, self.request.output.max_new_tokens, self.request.prompts)
+        return pair, encode_prompts(pair.encoder, own, path, self.request.output.max_new_tokens, self.request.prompts)
 
 
 @dataclass(frozen=True)
@@ -288,19 +271,10 @@ class CostJob(_Part):
 def record_in_parts(
     request: ProfileRequest, folder: Path, manifest: Manifest, encoded: Sequence[EncodedPrompt], progress: Progress
 ) -> None:
-    """Record a run in parts, join them, then measure its costs.
+    """Record a run, at one compression, in parts, join them, then measure its costs.
 
-    What an earlier, interrupted recording left in parts joins first, however many parts there were.
-
-    Args:
-        request: at one compression.
-        folder: of the run.
-        manifest: of the run.
-        encoded: all of its prompts.
-        progress: told (what, done, total).
-
-    Raises:
-        DraftgaugeError: if a part or the measuring failed; what was recorded is kept.
+    What an earlier, interrupted recording left in parts joins first, however many parts there were. What was recorded
+    is kept if a part or the measuring fails.
     """
     request, folder = _with_absolute_paths(request), folder.absolute()
     where = request.where
@@ -361,12 +335,7 @@ def _with_absolute_paths(request: ProfileRequest) -> ProfileRequest:
 
 
 def _check_same(pair: Pair, manifest: Manifest) -> None:
-    """Check that a worker runs what the run's manifest says: it may find other models under the same names, another
-    kind of device, or no library for the engine.
-
-    Raises:
-        TraceError: saying what differs.
-    """
+    # A worker may find other models under the same names, another kind of device, or no library for the engine.
     fingerprints = pair.fingerprints()
     for role, entry in (("target", manifest.target), ("draft", manifest.draft)):
         if entry is not None and fingerprints[role] != entry.fingerprint:

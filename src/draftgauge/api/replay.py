@@ -6,24 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.policies import expanded, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
+from draftgauge.api.policies import (
+    default_policies,
+    expanded,
+    fitted_on,
+    read_policies,
+    warn_of_other_pairs,
+    warn_of_seen,
+)
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn, warn_of_doubt
+from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import compared_policies, with_objects
+from draftgauge.policies.registry import current_name, with_objects
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.cost_sweep import cost_sweep
-from draftgauge.replaying.evaluate import Rivals, evaluate_design
+from draftgauge.replaying.evaluate import ALL_TASKS, Rivals, evaluate_design
 from draftgauge.replaying.simulate import Replay, can_replay
 from draftgauge.replaying.splits import design_of
+from draftgauge.replaying.verdict import verdict_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
-
-DEFAULT_POLICIES = ("no-draft", "fixed", *compared_policies())
 
 
 @verb(ReplayRequest)
@@ -32,19 +38,19 @@ def replay(
 ) -> list[dict[str, Any]]:
     """Replay policies on recorded runs, beside plain decoding, the best fixed length and the hindsight optimum.
 
-    Without a choice of split, test prompts are evaluated on where the prompts name training and test ones or a fitted
-    policy was fitted on some of them, else all.
+    Without a choice of split, test prompts are judged where the prompts name training and test ones or a fitted policy
+    was fitted on some of them, else all.
 
     Args:
-        request: what to replay; where it names no policy, those that every comparison has and that the trace can judge.
-        objects: policies of your own by name, beside the named ones; with them and without named ones, only they run.
-            Copies run, a new one for every run and cost ratio, so that none goes on with what another has learned.
-        on_warning: told of prompts that a policy was fitted on, of policies fitted on another pair, and of costs that
-            are from another device or not to be trusted; by default a Python warning.
+        request: what to replay; by default the policies of every comparison and fitted ones in the run's folder.
+        objects: policies of your own by name, beside the named ones, or alone where none is named. Every run and cost
+            ratio gets a fresh copy.
+        on_warning: told of policies that were fitted on another pair or on prompts judged here, and of costs that are
+            from another device; a Python warning by default.
 
     Returns:
-        Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the policy ``hindsight`` is the optimum with
-        all outcomes known. With a datastore each says how many tokens that holds (``datastore_tokens``). Of batches, as
+        Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the recommended policy's row over all tasks
+        also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``. Of batches, as
         :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
 
     Raises:
@@ -55,11 +61,12 @@ def replay(
     if request.batches and objects:
         raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
     default = not request.policies and not objects
-    specs = DEFAULT_POLICIES if default and not request.batches else request.policies
-    runs = select_runs(request.folder)
-    named = read_policies(specs)
+    asked = read_policies(request.policies)
     rows: list[dict[str, Any]] = []
-    for run, manifest in runs:
+    for run, manifest in select_runs(request.folder):
+        named = (
+            read_policies(("no-draft", "fixed", *default_policies(run))) if default and not request.batches else asked
+        )
         policies = expanded(named, manifest.gamma_max)
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, fitted_on(policies))
@@ -68,12 +75,11 @@ def replay(
                 f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are "
                 f"those of {costs.device}"
             )
-        warn_of_doubt(run, costs, on_warning)
         warn_of_other_pairs(policies, fingerprints_of(manifest), on_warning)
         warn_of_seen(run, design, policies, on_warning)
         if request.batches:
             # Plain decoding and every fixed length are compared anyway.
-            others = tuple(spec for spec in specs if spec not in ("fixed", "no-draft"))
+            others = tuple(spec for spec in map(current_name, request.policies) if spec not in ("fixed", "no-draft"))
             rows += batch_rows(design.trace, costs, request.batches, others)
             continue
         stored = None
@@ -103,5 +109,10 @@ def replay(
         else:
             evaluated = evaluate_design(design, costs, make, tune=tuned, stored=stored)
         kept = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
-        rows += [dict(row) | kept for row in evaluated]
+        own = [dict(row) | kept for row in evaluated]
+        if not request.sweep:
+            pooled = [row for row in own if row["task"] == ALL_TASKS]
+            best = next(row for row in pooled if row["recommended"])
+            best["verdict"] = str(verdict_of(pooled, manifest.command))
+        rows += own
     return rows

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from draftgauge.api.policies import default_policies, expanded, fitted_on, read_policies
 from draftgauge.api.requests import ReportRequest
-from draftgauge.api.runs import select_runs
+from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
-from draftgauge.core.files import require_writable_file
+from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.provenance import read_measurement
-from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted
-from draftgauge.reporting.page import build_report
+from draftgauge.replaying.splits import design_of
+from draftgauge.reporting.page import TITLE, render
+from draftgauge.reporting.rows import judge_run
 
 REPORT_NAME = "report.html"
 
@@ -19,17 +23,32 @@ REPORT_NAME = "report.html"
 def report(request: ReportRequest) -> Path:
     """Write one self-contained HTML file about the runs at a place, and return its path.
 
-    Fitted policies that lie in the folder are judged too, where there are prompts enough. Without any policy the
-    standard ones are, where the prompts name training and test ones.
+    The policies of every comparison, fitted ones in a run's folder and those asked for are judged as ``replay`` does.
 
     Raises:
-        TraceError: if the folder holds no complete trace, or too few prompts to judge policies on.
+        TraceError: if the folder holds no complete trace, or too few prompts to judge fitted policies on.
         DraftgaugeError: if a bench file cannot be read, or a policy is unknown or was fitted for other drafts.
     """
-    rows = [dict(row) for path in request.bench for row in read_measurement(path).rows]
-    runs = [run for run, _ in select_runs(request.folder)]
-    folders = (request.folder, *runs)
-    fitted = sorted({str(path) for folder in folders for path in folder.glob(f"*{FITTED_SUFFIX}") if is_fitted(path)})
-    out = request.out or request.folder / REPORT_NAME
+    live = [row for path in request.bench for row in read_measurement(path).rows]
+    return write_report(request.folder, request.out, live, request.policies, request.title)
+
+
+def write_report(
+    folder: Path,
+    out: Path | None = None,
+    live: Sequence[Mapping[str, Any]] = (),
+    policies: Sequence[str] = (),
+    title: str = TITLE,
+) -> Path:
+    """As :func:`report`; ``live`` are rows of ``bench``."""
+    out = out or folder / REPORT_NAME
     require_writable_file(out)
-    return build_report(runs, out, rows or None, request.title, policies=request.policies or None, fitted=fitted)
+    runs = []
+    for run, manifest in select_runs(folder):
+        named = expanded(read_policies((*default_policies(run), *policies)), manifest.gamma_max)
+        trace, costs = read_run(run)
+        design = design_of(trace, None, fitted_on(named))
+        made = {policy.spec: policy.make(trace.gamma_max, costs) for policy in named}
+        runs.append(judge_run(run, costs, design, made, live))
+    atomic_write_text(out, render(runs, title))
+    return out

@@ -20,7 +20,7 @@ from draftgauge.serving.outputs import ServedAnswer, read_outputs
 
 DIFFERENCES_NAME = "differences.jsonl"
 MOST_DIFFERING = 0.5  # of an output's positions: more means another model, another tokenizer, or a high temperature
-MOST_LEFT_OUT = 0.5  # of the answers for one reason: more means that the file is not what it is taken for
+MOST_LEFT_OUT = 0.5  # of the answers: more means that the file is not what it is taken for
 CUT_CHARACTER = "\ufffd"  # what a tokenizer decodes from some of a character's bytes; engines hold them back
 
 
@@ -57,11 +57,7 @@ def usable_answers(
     end_tokens: frozenset[int],
     limit: int,
 ) -> UsableAnswers:
-    """The answers of :func:`answered_prompts` as token ids, without those that cannot be used.
-
-    Raises:
-        PromptError: if no answer can be used, or more than half cannot for one reason.
-    """
+    """The answers of :func:`answered_prompts` as token ids, without those that cannot be used; at most half of them."""
     answered, served = answered_prompts(path, encoded)
     usable, left_out = UsableAnswers([], {}, {}), {}
     for prompt, tokens in answered:
@@ -71,35 +67,24 @@ def usable_answers(
             left_out[prompt.identifier] = str(error)
         else:
             usable.prompts.append((prompt, tokens))
-    most = max(map(len, _by_reason(left_out).values()), default=0)
-    if not usable.prompts or most > MOST_LEFT_OUT * len(answered):
+    if len(left_out) > MOST_LEFT_OUT * len(answered):
         raise PromptError(f"{path}: {said_left_out(left_out, len(answered))}")
     return usable._replace(left_out=left_out)
 
 
 def said_left_out(left_out: Mapping[str, str], answers: int) -> str:
-    """How many of the answers cannot be used, and why: for each reason a few ids and what is wrong with the first."""
-    reasons = [f"{len(ids)} ({_some(ids)}): it {left_out[ids[0]]}" for ids in _by_reason(left_out).values()]
-    return f"{len(left_out)} of {answers} answers cannot be used; of " + "; of ".join(reasons)
-
-
-def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
-    """Ids by what comes before the colon: behind it stands what is particular to one answer."""
+    """How many answers cannot be used, and why: for each reason a few ids and what is wrong with the first."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
-    for identifier, reason in left_out.items():
+    for identifier, reason in left_out.items():  # what follows the colon concerns one answer only
         groups[reason.partition(":")[0]].append(identifier)
-    return groups
+    reasons = [f"{len(ids)} ({_some(ids)}): it {left_out[ids[0]]}" for ids in groups.values()]
+    return f"{len(left_out)} of {answers} answers cannot be used; of " + "; of ".join(reasons)
 
 
 def answer_tokens(
     served: ServedAnswer, tokenizer: PreTrainedTokenizerBase, end_tokens: frozenset[int], limit: int
 ) -> Answer:
-    """Token ids of an answer, with its end token, cut at the limit.
-
-    Raises:
-        PromptError: if the answer has a flaw, the ids are not this tokenizer's, or it cannot write the text; the
-            message is the rest of a sentence about the answer.
-    """
+    """Token ids of an answer, with its end token, cut at the limit."""
     if served.flaw:
         raise PromptError(served.flaw)
     tokens = list(served.token_ids)
@@ -126,18 +111,12 @@ def answer_tokens(
 
 
 def _is_text_of(served: ServedAnswer, decoded: str) -> bool:
-    """Whether an answer's text is that of its tokens, but for white space and a last character that was cut."""
     whole, text = (each.rstrip(CUT_CHARACTER).strip() for each in (decoded, served.text))
     return whole.endswith(text) if served.reasoned else whole == text
 
 
 def note_differences(folder: Path, index: int, differs: Sequence[int], length: int) -> None:
-    """Append the positions of a prompt's output that are not the target's choice; of a prompt noted twice the last
-    line counts.
-
-    Raises:
-        DraftgaugeError: if more than half of them differ.
-    """
+    """Append the positions of a prompt's output that are not the target's choice; its last line counts."""
     if len(differs) > MOST_DIFFERING * length:
         raise DraftgaugeError(
             f"prompt {index}: {len(differs)} of {length} tokens are not the target's choice: the answers are of "

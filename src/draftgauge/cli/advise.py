@@ -31,9 +31,7 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if estimated or key not in _SPEEDS})
     advised = next((row for row in rows if row["advised"]), None)
     page = environment("draftgauge.serving", autoescape=False).get_template("advice.txt.j2")
-    text = page.render(
-        engine=request.engine, advised=advised, fastest=next(iter(shown), None), settings=request.settings
-    )
+    text = page.render(engine=request.engine, advised=advised, settings=request.settings)
     console.print(text.strip(), highlight=False, markup=False, soft_wrap=True)
     return rows
 

@@ -21,7 +21,6 @@ COLUMNS = {
     "mismatches": "mismatches",
     "tokens_per_second": "tokens/s [95%]",
 }
-ADVICE = {"expected": "advice expects", "off": "off by"}
 
 
 def bench(request: BenchRequest) -> list[dict[str, Any]]:
@@ -56,6 +55,5 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         prompts = ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
     else:
         prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
-    columns = COLUMNS | (ADVICE if any(row.get("expected") is not None for row in rows) else {})
-    show_table(f"All tasks together, {prompts}, live", shown, columns | source_columns(shown))
+    show_table(f"All tasks together, {prompts}, live", shown, COLUMNS | source_columns(shown))
     console.print(describe_load(machine_load()), highlight=False)

@@ -10,14 +10,15 @@ import threading
 import time
 import warnings
 from _thread import interrupt_main
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, cast
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
@@ -31,7 +32,6 @@ from rich.progress import Progress as Bars
 from rich.segment import Segment
 from rich.table import Table
 
-from draftgauge.cli.table_layout import Block, Column, divide, line_width
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.printable import printable
 from draftgauge.core.progress import Progress
@@ -41,7 +41,7 @@ class Output(Console):
     """A stream for people."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich does, with control characters of what is shown escaped; a terminal would obey them."""
+        # A terminal would obey control characters in prompts and file names: they are shown escaped.
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
@@ -81,6 +81,10 @@ EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 AGAIN = 2.0  # seconds in which further presses of Ctrl-C count as one
+SILENCE = 30.0  # seconds without a line of progress where no bar is seen, at most
+GAP, EDGES = 3, 2  # characters between two columns of a table, and at both ends of a line
+FOLDED = 24  # width that a name such as a policy with its parameters, or prose, keeps where it must be folded
+SOURCES = {"source_model": "model/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
 
 
 class IncompleteError(Exception):
@@ -121,7 +125,7 @@ def friendly_errors(resume: str = "") -> Iterator[Outcome]:
 
 
 def _by_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error; libraries make errors of their own of it, where they import or write."""
+    # Libraries interrupted while they import or write raise errors of their own.
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -165,12 +169,10 @@ def interruptible(process_ends: bool = False) -> Iterator[None]:
 
 
 def fail(message: str) -> None:
-    """Say what was wrong."""
     errors.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
 
 
 def warn(message: str) -> None:
-    """Say what makes a result other than it seems, and go on."""
     errors.print(f"[yellow]warning:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
 
 
@@ -274,61 +276,42 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
     errors.print(f"wrote {path}", highlight=False, markup=False)
 
 
-SILENCE = 30.0
-"""Seconds without a line of progress where no bar is seen, at most."""
-SOURCES = {"source_model": "model/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
-"""Columns of what each source of drafts brought."""
-
-
 def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """:data:`SOURCES` where some row has tokens that were looked up in the text, else none."""
     return SOURCES if any(row.get("source_text") for row in rows) else {}
 
 
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank.
 
-    Columns that do not fit beside each other on a terminal follow in a further table; into a file or a pipe lines are
-    as long as they have to be.
+    Figures are never broken. Columns that do not fit on a terminal are named below the table; into a file or a pipe
+    lines are as long as they have to be.
     """
-    shown = list(rows)
-    laid = [
-        Column(heading, [_cell(row.get(key)) for row in shown], all(isinstance(row.get(key), _FIGURE) for row in shown))
-        for key, heading in columns.items()
-    ]
+    shown, usual = list(rows), console.width
+    table, width = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False), EDGES
+    hidden: list[str] = []
+    cells: list[list[str]] = []
+    for key, heading in columns.items():
+        column = [_cell(row.get(key)) for row in shown]
+        least = max(map(cell_len, (*column, *heading.split())), default=1)
+        if console.is_terminal and (not cells or any(" [" not in cell and cell.count(" ") > 1 for cell in column)):
+            least = min(least, FOLDED)  # names and prose may take several lines, figures and intervals not
+        if console.is_terminal and (hidden or width + least > usual):
+            hidden.append(heading)
+            continue
+        width += least + GAP
+        figures = all(isinstance(row.get(key), int | float | None) for row in shown)
+        table.add_column(heading, justify="right" if figures else "left", overflow="fold", min_width=least)
+        cells.append(column)
+    for line in zip(*cells, strict=True):
+        table.add_row(*map(_escaped, line))
     console.print(f"\n[bold]{_escaped(title)}[/]" if title else "", soft_wrap=True, highlight=False)
-    for block in divide(laid, console.width, may_exceed=not console.is_terminal):
-        with _at_least(line_width(block)):
-            console.print(_block_table(laid, block))
-
-
-_FIGURE = int | float | None
-
-
-def _block_table(columns: Sequence[Column], block: Block) -> Table:
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, width in block.items():
-        column = columns[index]
-        justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        # Nothing is cut short: two policies may differ in their last letter.
-        table.add_column(column.heading, justify=justify, overflow="fold", width=width)
-    for cells in zip(*(columns[index].cells for index in block), strict=True):
-        table.add_row(*map(_escaped, cells))
-    return table
-
-
-@contextmanager
-def _at_least(width: int) -> Iterator[None]:
-    """Lines of the console may be so wide: into a file or a pipe, where its own width is a choice."""
-    usual = console.width
-    if width <= usual or console.is_terminal:
-        yield
-        return
-    console.width = width
     try:
-        yield
+        console.width = usual if console.is_terminal else max(usual, width)
+        console.print(table)
     finally:
         console.width = usual
+    if hidden:
+        console.print(f"Not shown at this width: {', '.join(hidden)} (--json FILE has them)", highlight=False)
 
 
 def _cell(value: Any) -> str:

@@ -19,17 +19,8 @@ POLICIES = {
     "gain": "over best fixed [95%]",
     "modelled_gain": "replayed",
     "tokens_per_step": "tokens/step",
-    "live_tokens_per_second": "tokens/s",
+    "tokens_per_second": "tokens/s",
     "mismatches": "mismatches",
-}
-LENGTHS = {
-    "compression": "target",
-    "task": "task",
-    "best_fixed_gamma": "best gamma",
-    "near_best_from": "within 2% from",
-    "near_best_to": "to",
-    "cost_ratio": "draft / verify cost",
-    "hindsight_gain": "hindsight over best",
 }
 
 
@@ -58,7 +49,6 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
 
         errors.print(Text("How each token came: ") + legend({name: name for name in STYLES}), highlight=False)
         rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows, on_warning=warn)
-    show_table("Which length to use", (row for row in rows if "best_fixed_gamma" in row), LENGTHS)
     if left_out:
         missing = " and ".join(left_out)
         console.print(f"Run the same command with a larger --seconds to add {missing}.", highlight=False)
@@ -77,7 +67,7 @@ def _show_first(row: dict[str, Any]) -> None:
 
 
 def _show_compression(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    pooled = [row for row in rows if row["task"] == "all" and "policy" in row]
+    pooled = [row for row in rows if row["task"] == "all"]
     shown = [
         row
         | joined_interval(row, "ratio_to_plain")
@@ -88,3 +78,6 @@ def _show_compression(name: str, rows: Sequence[dict[str, Any]]) -> None:
     count = pooled[0]["prompts"]
     prompts = "one prompt, so without intervals" if count == 1 else f"{count} prompts, all tasks together"
     show_table(f"Target {name}: {prompts}", shown, POLICIES)
+    for row in rows:
+        if row.get("verdict"):
+            console.print(row["verdict"], highlight=False, markup=False, soft_wrap=True)

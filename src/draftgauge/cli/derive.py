@@ -33,19 +33,15 @@ Json = Annotated[str | None, Parameter(help="Also write the measured rows to thi
 
 
 def as_words(words: Iterable[str]) -> list[str]:
-    """The words of a command line for cyclopts: ``-`` alone, and text such as a list with dashes, are no options."""
+    # For cyclopts "-" alone, and text such as a list with dashes, must not look like options.
     return [TEXT + word if re.match(r"-(?:$|[^=]*\s)", word) else word for word in words]
 
 
 def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str = "") -> None:
-    """Add a command that asks for a request and hands it to a function that runs it and shows what came of it.
+    """Add a command that makes a request and hands it to ``show``, which runs it and prints what came of it.
 
-    Args:
-        app: receives the command.
-        name: of the command.
-        show: its first parameter is the request, by its annotation; its keyword-only ones become options too. Where it
-            returns rows, the command takes ``--json``.
-        resume: said after Ctrl-C.
+    The first parameter of ``show`` is the request; its keyword-only ones become options too. Where it returns rows, the
+    command takes ``--json``. ``resume`` is said after Ctrl-C.
     """
     hints = get_type_hints(show, include_extras=True)
     first, *others = inspect.signature(show).parameters.values()
@@ -117,7 +113,6 @@ def _destination(json: str | None, request: Any) -> Path | None:
 
 
 def _named(request: Any) -> Iterator[str]:
-    """What may name a file: prompts and fitted policies are given as text."""
     for entry in settings_of(type(request)):
         value = get_setting(request, entry)
         yield from (str(item) for item in (value if isinstance(value, tuple) else (value,)))
@@ -148,7 +143,6 @@ def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
 
 
 def _shown(default: Any) -> Any:
-    """How the help shows a default; False where there is nothing to show."""
     if default in (None, (), "", MISSING) or default is False:
         return False
     text = "on" if default is True else ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -156,7 +150,6 @@ def _shown(default: Any) -> Any:
 
 
 def _metavar(annotation: Any) -> str:
-    """``INT``, ``PATH``, ``LIST``, without the ``or none`` that leaving an option out stands for."""
     words = type_name(annotation).replace(" or none", "")
     if words.startswith("list of"):
         return "LIST"
@@ -164,7 +157,6 @@ def _metavar(annotation: Any) -> str:
 
 
 def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
-    """The heading of the part of the request that a setting belongs to, if that has some settings."""
     own = [other for other in settings_of(request_class) if other.path[:1] == entry.path[:1]]
     if not entry.path or len(own) < PANEL:
         return {}

@@ -56,6 +56,5 @@ def diagnose(request: DiagnoseRequest) -> list[dict[str, Any]]:
 
 
 def _show(title: str, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
-    """A table of what there is: designs without keys have no queries to compare, those without a gate no gate."""
     if rows:
         show_table(title, rows, columns)

@@ -32,9 +32,6 @@ STANDARD_INPUT = "-"
 
 
 def show_text(text: str, origin: str, plain: bool = False) -> None:
-    """Print a piece of an answer in the colour of its last token's origin, or after a mark if there are no colours; its
-    tabs and line ends stay as they are.
-    """
     coloured = not plain and _coloured()
     mark = "" if plain or coloured else MARKS[origin]
     style = console.get_style(STYLES[origin]) if coloured else None
@@ -42,7 +39,6 @@ def show_text(text: str, origin: str, plain: bool = False) -> None:
 
 
 def legend(meanings: Mapping[str, str] = LEGEND) -> Text:
-    """What the colours or marks of :func:`show_text` mean."""
     entries = [
         Text(meaning, style=STYLES[name]) if _coloured() else Text(f"{MARKS[name] or '(no mark)'} {meaning}")
         for name, meaning in meanings.items()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from draftgauge.cli import (
     advise,
@@ -72,11 +72,7 @@ def make_app() -> App:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the ``draftgauge`` command; returns the exit code.
-
-    Args:
-        arguments: the words after ``draftgauge``; those of the running command if None.
-    """
+    """Entry point of the ``draftgauge`` command; returns the exit code."""
     words = as_words(sys.argv[1:] if arguments is None else arguments)
     app = make_app()
     try:
@@ -86,6 +82,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         fail(f"unknown argument {unknown!r}: draftgauge VERB --help lists the options")
         return EXIT_USAGE
     except CycloptsError as error:
+        if isinstance(error, MissingArgumentError) and error.argument is not None and error.keyword is None:
+            verb = " ".join(("draftgauge", *(error.command_chain or ())))
+            fail(f"{error.argument.name} is required: {verb} --help lists the options")
+            return EXIT_USAGE
         hint = ' Put "--" before a text that begins with a dash.' if isinstance(error, UnknownOptionError) else ""
         fail(" ".join(str(error).replace(TEXT, "").split()) + hint)
         return EXIT_USAGE

@@ -43,14 +43,9 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     columns |= source_columns(pooled)
     shown = [row | joined_interval(row, "gain", "{:+.1%}".format) for row in pooled]
     show_table(_title(pooled, bool(request.sweep)), shown, columns)
-    if not request.sweep:
-        for row in pooled:
-            if row["recommended"]:
-                console.print(
-                    f"{row['compression']}: {row['policy']} is the simplest policy that is level with the fastest here",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+    for row in rows:
+        if row.get("verdict"):
+            console.print(f"{row['compression']}: {row['verdict']}", highlight=False, markup=False, soft_wrap=True)
     return rows
 
 

@@ -29,34 +29,18 @@ class Artefact:
     """A kind of JSON file that draftgauge writes and reads again: an object that begins with its format, its version
     and a digest over all of its content.
 
-    Attributes:
-        format: its name in the file, e.g. "draftgauge-costs".
-        version: of what this draftgauge writes.
-        what: in words, e.g. "cost curve".
-        remedy: what to do where there is none that can be read, e.g. "measure it with `draftgauge profile`".
-        readable: earlier versions that the caller can still read; it finds the version in what :meth:`read` returns.
-        published: whether files without format, version and digest are read too, as some were published so.
-        error: of what is raised.
+    ``what`` it is in words, ``remedy`` what to do where none can be read; ``published``: files without format, version
+    and digest are read too; ``error`` is what is raised.
     """
 
     format: str
     version: int
     what: str
     remedy: str
-    readable: tuple[int, ...] = ()
     published: bool = False
     error: type[DraftgaugeError] = DraftgaugeError
 
     def write(self, path: Path, content: Mapping[str, Any]) -> None:
-        """Write a file, atomically and durably.
-
-        Args:
-            path: its folder exists.
-            content: JSON values by name; numbers are finite. What it says of format, version and digest is left out.
-
-        Raises:
-            DraftgaugeError: if it cannot be written.
-        """
         head = {"format": self.format, "version": self.version}
         rest = {name: value for name, value in content.items() if name not in _HEAD}
         document = head | {"sha256": _digest(head | rest)} | rest
@@ -76,7 +60,7 @@ class Artefact:
         if not isinstance(document, dict) or document.get("format") != self.format:
             self._refuse(path, f"is not a {self.what} (its format is not {self.format!r})")
         version, digest = document.get("version"), document.pop("sha256", None)
-        if version not in (self.version, *self.readable) or isinstance(version, bool):
+        if version != self.version or isinstance(version, bool):
             self._refuse(path, f"is a {self.what} of version {version!r}, this draftgauge reads {self.version}")
         if digest is None:
             self._refuse(path, f"is a {self.what} without a checksum (key 'sha256'), so damage would go unseen")
@@ -90,7 +74,6 @@ class Artefact:
         return document
 
     def is_one(self, path: Path) -> bool:
-        """Whether a file says that it is of this kind; damaged or not."""
         try:
             document = read_json(path, self.what)
         except DraftgaugeError:
@@ -102,34 +85,17 @@ class Artefact:
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    """SHA-256 over values and names, however they are laid out in the file."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_json(path: Path, what: str = "file", remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError) -> Any:
-    """What a JSON file holds.
-
-    Args:
-        path: the file: UTF-8, or UTF-16 with its byte order mark.
-        what: the file in words, for messages.
-        remedy: what to do if there is none.
-        error: of what is raised.
-
-    Raises:
-        DraftgaugeError: (or ``error``) naming the file, if it cannot be read or is not JSON, see :func:`parse_json`.
-    """
     return parse_json(read_text(path, what, remedy, error), str(path), remedy, error)
 
 
 def read_json_lines(
     path: Path, what: str = "file", remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError
 ) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON Lines file, each behind its place (``FILE, line N``); blank lines are skipped.
-
-    Raises:
-        DraftgaugeError: as :func:`read_json`.
-    """
     # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
     for number, line in enumerate(read_text(path, what, remedy, error).split("\n"), start=1):
         if line.strip():
@@ -167,11 +133,7 @@ def read_text(
     error: type[DraftgaugeError] = DraftgaugeError,
     max_bytes: int = MAX_BYTES,
 ) -> str:
-    """The text of a file in UTF-8, or in UTF-16 with its byte order mark; marks are left out.
-
-    Raises:
-        DraftgaugeError: (or ``error``) if it cannot be read, is larger than ``max_bytes``, or is not such text.
-    """
+    """The text of a file in UTF-8, or in UTF-16 with its byte order mark; marks are left out."""
     content = b""
     try:
         with path.open("rb") as file:

@@ -14,9 +14,6 @@ VARIABLE = "DRAFTGAUGE_CACHE"
 def cache_folder() -> Path:
     """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``);
     in the folder for temporary files where a user has no home, as in containers.
-
-    Raises:
-        DraftgaugeError: if the variable begins with the name of an unknown user.
     """
     named = os.environ.get(VARIABLE)
     if named:

@@ -15,16 +15,7 @@ Config = TypeVar("Config")
 
 
 def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "configuration") -> Config:
-    """A dataclass from a mapping of its fields' names.
-
-    Args:
-        cls: a dataclass whose fields have types that :func:`convert` knows.
-        values: nested mappings for nested dataclasses.
-        where: what the values came from, for messages.
-
-    Raises:
-        ConfigError: for a key that is no field (naming the fields), a field without value, a value of the wrong type.
-    """
+    """A dataclass from a mapping of its fields' names."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a table of keys and values, not {values!r}")
     by_name: dict[str, Field[Any]] = {field.name: field for field in fields(cast(Any, cls)) if field.init}
@@ -43,7 +34,6 @@ def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "con
 
 
 def to_mapping(config: object) -> dict[str, Any]:
-    """The inverse of :func:`from_mapping`, ready for JSON: tuples are lists, paths are text."""
     return {field.name: _plain(getattr(config, field.name)) for field in fields(cast(Any, config))}
 
 
@@ -54,9 +44,6 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     Text is read as what is wanted (``"4"`` -> 4, ``"1,2"`` -> (1, 2), ``"none"`` -> None unless text is wanted), so
     that command lines and JSON take the same way. An int serves as a float, a path as text, a number of NumPy's as
     Python's; a bool never serves as a number.
-
-    Raises:
-        ConfigError: if the value is of another type, saying which and where.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     converted: Any = None

@@ -32,7 +32,6 @@ class DivergenceError(DraftgaugeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, a GPU's or the machine's."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported here

@@ -27,26 +27,21 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The last line of the error: what went wrong."""
         return self.error.strip().splitlines()[-1] if self.error else ""
 
 
 class Job(Protocol):
-    """A piece of work that can travel to another process."""
+    """A piece of work that can travel to another process and leaves its results in files. ``after`` names the job whose
+    result this one needs: earlier in the list, or done before.
+    """
 
     @property
-    def name(self) -> str:
-        """Unique among those that run together."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def after(self) -> str | None:
-        """The job whose result this one needs: earlier in the list, or done before."""
-        ...
+    def after(self) -> str | None: ...
 
-    def run(self, progress: Progress) -> None:
-        """Do the work; leaves its results in files."""
-        ...
+    def run(self, progress: Progress) -> None: ...
 
 
 Finished = Callable[[Outcome], None]
@@ -61,23 +56,11 @@ def execute(
     progress: Progress = silent,
     retries: int = 0,
 ) -> list[Outcome]:
-    """Run all jobs.
+    """Run all jobs, those that others come after first; the outcomes in their order.
 
-    Args:
-        jobs: those that others come after first.
-        executor: ``local`` or ``ray``. The running Ray of this process is used, else the cluster that ``RAY_ADDRESS``
-            names, else one is started on this machine, which ends with this process.
-        finished: called with each outcome as it comes.
-        cpus, gpus: that a job asks Ray for.
-        progress: told (what, done, total) by jobs in this process.
-        retries: how often a job starts again whose Ray worker died; for jobs that go on where they were.
-
-    Returns:
-        The outcomes in the order of the jobs.
-
-    Raises:
-        DraftgaugeError: for an unknown executor, or if no machine of the cluster could run a job.
-        MissingLibraryError: if Ray is asked for and not installed.
+    ``executor`` is ``local`` or ``ray``: the running Ray of this process, else the cluster that ``RAY_ADDRESS`` names,
+    else one that is started on this machine and ends with this process. ``finished`` is called with each outcome as it
+    comes. Jobs ask Ray for ``cpus`` and ``gpus``, and start again ``retries`` times if their worker dies.
     """
     check_executor(executor)
     if executor == "ray" and jobs:
@@ -90,7 +73,6 @@ def execute(
 
 
 def check_executor(executor: str) -> None:
-    """Raise what :func:`execute` would, before any work."""
     if executor not in EXECUTORS:
         raise DraftgaugeError(f"unknown executor {executor!r}: choose one of {', '.join(EXECUTORS)}")
     if executor == "ray":
@@ -159,7 +141,7 @@ def _import_ray() -> Any:
 
 
 def _check_resources(machines: Sequence[Any], cpus: int, gpus: float) -> None:
-    """A job that fits no machine would wait forever."""
+    # Ray would let a job that fits no machine wait forever.
     if not any(machine.get("CPU", 0) >= cpus and machine.get("GPU", 0) >= gpus for machine in machines):
         listed = "; ".join(f"{machine.get('CPU', 0):g} CPUs and {machine.get('GPU', 0):g} GPUs" for machine in machines)
         raise DraftgaugeError(

@@ -45,11 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def atomic_write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file's content, see :func:`replacing`. Pipes and devices such as ``/dev/stdout`` are written to.
-
-    Raises:
-        DraftgaugeError: as :func:`replacing`.
-    """
+    """Replace a file's content, see :func:`replacing`. Pipes and devices such as ``/dev/stdout`` are written to."""
     target = file_target(path)
     if target.exists() and not target.is_file():
         with explained(path):
@@ -60,7 +56,6 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
 
 
 def atomic_write_text(path: Path, content: str) -> None:
-    """:func:`atomic_write_bytes` of text in UTF-8."""
     atomic_write_bytes(path, content.encode())
 
 
@@ -86,15 +81,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def append_lines(path: Path, lines: str) -> None:
-    """Append whole lines to a file, on a new line where a kill has cut the last one.
-
-    Args:
-        path: the file; made if it is not there.
-        lines: one or more, the last one with or without its end.
-
-    Raises:
-        DraftgaugeError: if the file cannot be written.
-    """
+    """Append whole lines to a file, on a new line where a kill has cut the last one."""
     with explained(path), path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -121,11 +108,7 @@ def remove_temporaries(folder: Path, name: str = "") -> list[Path]:
 
 
 def file_target(path: Path) -> Path:
-    """Where a file is written, symbolic links followed; it need not be there.
-
-    Raises:
-        DraftgaugeError: if the path is a folder, links that form a loop, or no path at all.
-    """
+    """Where a file is written, symbolic links followed; it need not be there."""
     try:
         folder = stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -141,20 +124,11 @@ def file_target(path: Path) -> Path:
 
 
 def require_writable_file(path: Path) -> None:
-    """Make sure that a file can be written at a path; its folder is created if need be.
-
-    Raises:
-        DraftgaugeError: as :func:`file_target` and :func:`require_writable`.
-    """
     require_writable(file_target(path).parent)
 
 
 def require_writable(folder: Path) -> None:
-    """Create a folder if need be and make sure that files can be written into it.
-
-    Raises:
-        DraftgaugeError: if a file is in the way, or the folder cannot be created or written to.
-    """
+    """Create a folder if need be and make sure that files can be written into it."""
     if "\0" in str(folder):
         raise DraftgaugeError(f"cannot write {str(folder)!r}: a name cannot hold a NUL character")
     with explained(folder):
@@ -169,12 +143,10 @@ def require_writable(folder: Path) -> None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
     return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -21,7 +21,6 @@ POLL_SECONDS = 0.1
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same path, whose folder exists."""
     with path.with_name(f".{path.name}.lock").open("a") as file:
         try_lock(file, wait=True)
         yield
@@ -29,15 +28,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Be the only process that writes into a folder, which exists.
-
-    Args:
-        folder: that is written into.
-        patience: seconds to wait for another one to end.
-
-    Raises:
-        DraftgaugeError: if another process is still at it then.
-    """
+    """Be the only process that writes into a folder, which exists."""
     until = time.monotonic() + patience
     with (folder / FOLDER_LOCK).open("a") as file:  # not "w", which would touch the file
         while not try_lock(file):

@@ -41,13 +41,9 @@ class SeedSpec:
 class TeacherSpec:
     """What drafters learn from."""
 
-    target: str = option(
-        "reference", help="target model: a Hugging Face id, a folder, or 'reference' (the bundled one)."
-    )
+    target: str = option("reference", help="target model: an id, a folder, or 'reference' (bundled).")
     prompts: Path | None = option(
-        None,
-        help="training prompts, which the target answers, those of the split 'train' where some are; bundled ones "
-        "for 'reference' if left out.",
+        None, help="training prompts, which the target answers; bundled ones for 'reference'."
     )
 
 
@@ -56,7 +52,7 @@ class ChatSpec:
     """How conversations are put before the target."""
 
     chat_template_args: Mapping[str, Any] | str = option(
-        "", help="arguments of the target's chat template, a JSON object, e.g. '{\"enable_thinking\": false}'."
+        "", help="arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'."
     )
     system: str | None = option(None, help="a system message for conversations that have none.")
 
@@ -64,7 +60,6 @@ class ChatSpec:
         template_arguments(self.chat_template_args)
 
     def rendering(self, chat: bool | None = None, turns: int = 1) -> Rendering:
-        """What these come to."""
         return Rendering(template_arguments(self.chat_template_args), self.system, chat, turns)
 
 
@@ -72,11 +67,7 @@ class ChatSpec:
 class WorkersSpec:
     """Where jobs run."""
 
-    executor: str = option(
-        "local",
-        help="'local', one job after the other in this process, or 'ray', on a cluster: the one that RAY_ADDRESS "
-        "names, else this machine.",
-    )
+    executor: str = option("local", help="'local' (in this process), or 'ray', on the cluster that RAY_ADDRESS names.")
     cpus: int = option(1, help="CPUs that each job asks Ray for.")
     gpus: float = option(0, help="GPUs that each job asks Ray for; a share such as 0.5 puts two jobs on one.")
 
@@ -87,7 +78,6 @@ class WorkersSpec:
 
 
 def at_least_one(spec: Any, *names: str) -> None:
-    """Refuse a request whose fields of these names are given and below 1."""
     for name in names:
         value = getattr(spec, name)
         if value is not None and value < 1:
@@ -95,7 +85,6 @@ def at_least_one(spec: Any, *names: str) -> None:
 
 
 def positive(spec: Any, *names: str) -> None:
-    """Refuse a request whose fields of these names are given and not above 0."""
     for name in names:
         value = getattr(spec, name)
         if value is not None and not value > 0:

@@ -11,7 +11,6 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text with characters that would move a terminal's cursor, colour or order shown escaped, e.g. ``\\x1b``."""
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), text)
 
 

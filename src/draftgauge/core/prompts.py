@@ -30,17 +30,11 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: either ``text`` or ``messages``.
+    """One prompt: either ``text``, or ``messages`` for the model's chat template.
 
-    Attributes:
-        index: position in its file, counted from 0 over the prompts whatever is filtered.
-        identifier: ``id``, ``question_id`` or ``custom_id`` of the line, else the index as text.
-        task: ``task`` of the line, else its ``category``, else the file's name without its ending.
-        split: "train", "validation", "test" or "" where the line names none.
-        text: the prompt as it is; "" where there are messages.
-        messages: a conversation for the model's chat template; empty where there is text.
-        turns: of a line with ``turns``, all that the user says; ``text`` is the first of them.
-        reference: an answer to compare with, the first one if the line has several; None where it has none.
+    ``index`` is its position in its file, whatever is filtered; ``task`` falls back on ``category`` and the file's
+    name; ``split`` is "train", "validation", "test" or ""; ``turns`` all that the user says, where a line has them;
+    ``reference`` an answer to compare with.
     """
 
     index: int
@@ -108,7 +102,6 @@ OfTask = TypeVar("OfTask", bound=HasTask)  # a prompt, or what became of one
 
 
 def in_turn(prompts: Iterable[OfTask]) -> list[OfTask]:
-    """The prompts with their tasks in turn, so that the first few are of every task."""
     by_task: dict[str, list[OfTask]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
@@ -117,25 +110,21 @@ def in_turn(prompts: Iterable[OfTask]) -> list[OfTask]:
 
 
 def for_training(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Those to learn from: of prompts that name the split "train" these alone, else all."""
     return [prompt for prompt in prompts if prompt.split == TRAIN] or list(prompts)
 
 
 def for_judging(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Those to judge on: of prompts that name "train" and "test" the test ones alone, else all."""
     named = {prompt.split for prompt in prompts}
     return [prompt for prompt in prompts if prompt.split == TEST or not {TRAIN, TEST} <= named]
 
 
 def learned_from(trained: Path | None, judged: Path, places: Collection[int]) -> bool:
-    """Whether training on one prompt file has seen some of the prompts (by index) of another, the same file."""
     if trained is None or not (trained.exists() and judged.exists() and trained.samefile(judged)):
         return False
     return any(prompt.index in places for prompt in for_training(read_prompts(judged)))
 
 
 def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
-    """The first prompts of each task to judge on, tasks in turn."""
     by_task: dict[str, list[Prompt]] = {}
     for prompt in for_judging(read_prompts(path)):
         by_task.setdefault(prompt.task, []).append(prompt)
@@ -143,7 +132,6 @@ def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
 
 
 def prompts_sha256(path: Path) -> str:
-    """Hash of what :func:`read_prompts` reads at a path: of the file, or of all files of the folder joined."""
     try:
         return hashlib.sha256(b"".join(file.read_bytes() for file in _files(path))).hexdigest()
     except OSError as error:
@@ -158,7 +146,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _entries(file: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a file, each after its location."""
     text = read_text(file, "prompt file", "give a JSON Lines file, one prompt a line", PromptError)
     if text.lstrip().startswith("["):
         entries = parse_json(text, str(file), error=PromptError)

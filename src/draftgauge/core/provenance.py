@@ -32,14 +32,7 @@ MEASUREMENT = Artefact("draftgauge-measurement", 1, "measurement", "measure agai
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a verb measured.
-
-    Attributes:
-        command: the command line that measured it.
-        created: date and time in UTC, ISO 8601.
-        environment: of the machine that ran it, see :func:`environment`.
-        rows: flat objects; a figure that was not a finite number is None.
-    """
+    """What a verb measured: flat rows, the command line, the date (UTC, ISO 8601) and :func:`environment`."""
 
     command: str
     created: str
@@ -48,28 +41,12 @@ class Measurement:
 
 
 def write_measurement(path: Path, command: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write measured rows as JSON, with the command, the date and the environment, atomically.
-
-    Args:
-        path: the file; its folder exists.
-        command: see :func:`command_line`.
-        rows: flat objects of text, numbers (NumPy's too), booleans and None. NaN and infinities become null, as JSON
-            has none.
-
-    Raises:
-        DraftgaugeError: if the file cannot be written.
-        TypeError: if a row holds anything else.
-    """
     flat = [{key: _scalar(value, key) for key, value in row.items()} for row in rows]
     MEASUREMENT.write(path, to_mapping(Measurement(command, timestamp(), environment(), tuple(flat))))
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Read what :func:`write_measurement` wrote.
-
-    Raises:
-        DraftgaugeError: if the file cannot be read, is damaged or no measurement.
-    """
+    """Read what :func:`write_measurement` wrote."""
     document = MEASUREMENT.read(path)
     document.pop("version", None)
     measurement = from_mapping(Measurement, document, str(path))
@@ -114,12 +91,10 @@ def git_revision(checkout: Path) -> str | None:
 
 
 def timestamp() -> str:
-    """Now, in UTC, ISO 8601 to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def command_line() -> str:
-    """The running command as it would be typed, ``python -m draftgauge`` as ``draftgauge``."""
     program = Path(sys.argv[0])
     return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]])
 

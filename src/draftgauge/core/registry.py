@@ -51,24 +51,13 @@ class Registry(Generic[T]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is registered, in that order."""
         return tuple(self._factories)
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Whether the factory of a registered name has such a parameter."""
         return parameter in self._parameters(name)
 
     def create(self, spec: str, **defaults: Any) -> T:
-        """Make what a spec names.
-
-        Args:
-            spec: see the class.
-            defaults: values for parameters that the spec leaves out, taken by the factories that have such a parameter.
-
-        Raises:
-            DraftgaugeError: for an unknown name or parameter, a missing one, a value of the wrong type; and whatever
-                the factory itself refuses.
-        """
+        """Make what a spec names."""
         name, arguments = self.parse(spec)
         parameters = self._parameters(name)
         given = {key: value for key, value in defaults.items() if key in parameters} | arguments
@@ -78,11 +67,7 @@ class Registry(Generic[T]):
         return self._factories[name](**given)
 
     def parse(self, spec: str) -> tuple[str, dict[str, Any]]:
-        """A spec's name and its converted arguments.
-
-        Raises:
-            DraftgaugeError: as :meth:`create`, except for missing parameters.
-        """
+        """A spec's name and its converted arguments."""
         name, colon, rest = spec.partition(":")
         others = [part for part in spec.split(",")[1:] if part.partition(":")[0] in self._factories]
         if others:

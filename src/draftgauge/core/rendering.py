@@ -15,11 +15,9 @@ from draftgauge.core.prompts import Message, Prompt
 class Rendering:
     """How prompts are put before a model.
 
-    Attributes:
-        template_args: given to the tokenizer's chat template, e.g. ``{"enable_thinking": False}`` for Qwen3.
-        system: a system message in front of conversations that have none; None for none.
-        chat: whether text is a user's message; None: where the tokenizer has a chat template. False: base text (--raw).
-        turns: of a prompt with several user turns, each of the first ``turns`` is a prompt of its own.
+    ``template_args`` go to the tokenizer's chat template; ``system`` is a message in front of conversations that have
+    none. ``chat``: whether text is a user's message; None: where the tokenizer has a chat template. Of a prompt with
+    several user turns, each of the first ``turns`` is a prompt of its own.
     """
 
     template_args: Mapping[str, Any] = field(default_factory=dict)
@@ -29,16 +27,11 @@ class Rendering:
 
     @property
     def plain(self) -> bool:
-        """Whether text is taken as it is and nothing is added to it."""
         return self == Rendering(chat=False)
 
 
 def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Arguments of a chat template, as a mapping or as a JSON object in text.
-
-    Raises:
-        DraftgaugeError: if the text is no JSON object.
-    """
+    """Arguments of a chat template, as a mapping or as a JSON object in text."""
     if isinstance(given, Mapping):
         return dict(given)
     if not given.strip():

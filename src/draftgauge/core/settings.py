@@ -64,7 +64,6 @@ class Setting:
 
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:
-    """The settings of a request, in the order of its fields, nested ones in their place."""
     return _settings_of(cls)
 
 
@@ -103,9 +102,6 @@ def make_request(
         keywords: values by name. None stands for the default of a tuple; a lone text for a tuple is read as its items
             with commas between them, or as its only item where items are given one by one.
         spelled: how messages name a setting.
-
-    Raises:
-        DraftgaugeError: for an unknown name, a value of the wrong type, or a missing one.
     """
     settings = {entry.name: entry for entry in settings_of(cls)}
     if len(arguments) > len(settings):
@@ -147,7 +143,6 @@ def _nested(owner: Any, values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]
 
 
 def given_settings(request: Any) -> frozenset[str]:
-    """Names of the settings that :func:`make_request` was given; of other requests, those that are not the default."""
     noted: frozenset[str] | None = getattr(request, _GIVEN, None)
     if noted is not None:
         return noted
@@ -156,12 +151,10 @@ def given_settings(request: Any) -> frozenset[str]:
 
 
 def get_setting(request: Any, entry: Setting) -> Any:
-    """The value of a setting in a request."""
     for name in (*entry.path, entry.name):
         request = getattr(request, name)
     return request
 
 
 def summary_of(cls: type) -> str:
-    """The first paragraph of a class's docstring, on one line."""
     return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())

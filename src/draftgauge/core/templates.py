@@ -6,13 +6,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 
 def environment(*packages: str, autoescape: bool = True, folder: str = "templates") -> Environment:
-    """Templates of some packages, the first one that has a name winning; an undefined value is an error.
-
-    Args:
-        packages: each with its templates in ``folder``.
-        autoescape: for HTML.
-        folder: of the templates in each package.
-    """
+    """Templates of some packages, the first one that has a name winning; an undefined value is an error."""
     return Environment(
         loader=ChoiceLoader([PackageLoader(package, folder) for package in packages]),
         autoescape=autoescape,

@@ -139,7 +139,7 @@ class LanguageModelSource(DraftSource):
     def resolve(cls, source: Source) -> Source:
         if source is None:
             raise DraftgaugeError("drafter language_model needs a draft model: name one, or choose prompt_lookup")
-        return source
+        return resolve_source(source, "draft")
 
     @classmethod
     def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
@@ -170,4 +170,4 @@ class LanguageModelSource(DraftSource):
 
     def fingerprint(self) -> str:
         assert self.source is not None
-        return fingerprint(resolve_source(self.source, "draft"))
+        return fingerprint(self.source)

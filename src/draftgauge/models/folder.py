@@ -11,6 +11,7 @@ from transformers.utils import cached_file
 
 from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
+from draftgauge.models.reference import resolve_source
 
 INDEX = "model.safetensors.index.json"
 _MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one
@@ -18,8 +19,13 @@ _POINTER = b"version https://git-lfs"
 _READ_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
-def check_folder(source: str | Path) -> None:
-    """Refuse a source that is no folder of a model, is a folder of another kind, or lacks its large files."""
+def model_folder(source: str | Path, part: str = "target") -> str | Path:
+    """The folder or hub id of a model; ``reference`` is this part of the bundled pair.
+
+    Raises:
+        ModelError: if it is no folder of a model, is a folder of another kind, or lacks its large files.
+    """
+    source = resolve_source(source, part)
     looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") > 1
     folder = Path(source)
     if not folder.is_dir():
@@ -28,7 +34,7 @@ def check_folder(source: str | Path) -> None:
                 f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the "
                 "hub"
             )
-        return
+        return source
     kind = other_kind(folder)
     if kind is not None:
         raise ModelError(f"{source} is {kind}")
@@ -44,6 +50,7 @@ def check_pointers(folder: Path) -> None:
             raise ModelError(
                 f"{path} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull` in {folder}"
             )
+    return source
 
 
 def other_kind(folder: Path) -> str | None:

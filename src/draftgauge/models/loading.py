@@ -33,13 +33,12 @@ from draftgauge.models.compression import (
 )
 from draftgauge.models.device import choose_device
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import check_folder, check_index, explained
+from draftgauge.models.folder import check_index, explained, model_folder
 from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.modules_model import ModulesModel
-from draftgauge.models.reference import resolve_source
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.transformers_calls import no_bars
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
@@ -94,7 +93,7 @@ def load_model(
         )
     chosen = choose_device(device)
     check_device_map(device_map, device)
-    path = resolve_source(source, part)
+    path = model_folder(source, part)
     declared = _declared(path)
     method = method_of(declared, source)
     label = label_of(compression, method, source)
@@ -169,7 +168,7 @@ def planned_dtype(source: str | Path, compression: str, device: torch.device, pa
     held = compression if part == "target" else draft_compression(compression)
     if is_gguf(source):
         return torch.float32
-    return activation_dtype(held, device, _dtype_of(_declared(resolve_source(source, part))))
+    return activation_dtype(held, device, _dtype_of(_declared(source)))
 
 
 def _declared(source: str | Path) -> Mapping[str, Any]:
@@ -249,8 +248,7 @@ def load_tokenizer(
     """Load the tokenizer of a model; that of a GGUF file from the file itself."""
     if is_gguf(source):
         return _gguf_tokenizer(Path(source))
-    path = resolve_source(source, part)
-    check_folder(path)
+    path = model_folder(source, part)
     if _lacks_tokenizer(Path(path)):  # transformers makes an empty one for some families
         own = " (or --tokenizer FOLDER)" if part == "target" else ""
         raise ModelError(
@@ -287,6 +285,6 @@ def _check_engine(engine: str) -> None:
 
 
 def _from_pretrained(auto: Any, source: str | Path, how: str = "from_pretrained", **options: Any) -> Any:
-    check_folder(source)
+    path = model_folder(source)
     with explained(source):
-        return getattr(auto, how)(str(source), **options)
+        return getattr(auto, how)(str(path), **options)

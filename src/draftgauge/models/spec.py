@@ -10,16 +10,14 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.folder import check_folder, explained
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.folder import explained, model_folder
 
 UNLIMITED = 2**31 - 1  # context of models whose configuration names none (ALiBi and the like)
 
 
-def read_configuration(source: str | Path, trust_remote_code: bool, part: str = "target") -> PreTrainedConfig:
+def read_configuration(source: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
     """The configuration of a model whose weights need not be there."""
-    path = resolve_source(source, part)
-    check_folder(path)
+    path = model_folder(source)
     with explained(source):
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
     return config

@@ -13,12 +13,13 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import NO_DRAFT, complexity_of
+from draftgauge.policies.registry import NO_DRAFT
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
 from draftgauge.replaying.splits import EVERYTHING, Design
+from draftgauge.replaying.verdict import recommended
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.statistics.paired import holm, paired_gain, ratio_interval
 from draftgauge.traces.build import conversations
@@ -29,7 +30,6 @@ from draftgauge.traces.trace import Trace
 ALL_TASKS = "all"
 SAME_PROMPTS = "same prompts"
 NEAR = 0.02  # lengths whose speed is so close to the best are about as good: costs are not measured more finely
-LEVEL = 0.01  # policies whose speeds are closer are level
 HINDSIGHT = "hindsight"
 HINDSIGHT_BOTH = "hindsight-two-sources"
 BOUNDS = {HINDSIGHT: False, HINDSIGHT_BOTH: True}
@@ -93,8 +93,9 @@ def evaluate(
     * ``source_model``, ``source_text``: accepted tokens per step that were drafted, and that were looked up;
     * ``distinct_4grams``: distinct 4-grams of each output over all of them, the outputs' share that does not repeat;
     * ``tokens_per_second`` with ``tokens_per_second_low`` and ``_high``;
-    * ``ratio_to_plain``: over plain decoding as measured in the cost curve;
+    * ``ratio_to_plain`` with ``_low`` and ``_high``: over plain decoding as measured in the cost curve;
     * ``cost_ratio``: of the cost curve, a drafted token over a verification;
+    * ``cost_doubt``: why the cost curve is not to be trusted, or None;
     * ``gain`` with ``gain_low`` and ``gain_high``: over the one fixed length ``best_fixed_gamma`` (0, drafting nothing,
       is one of them), the same for all tasks, minus 1; ``best_fixed_from`` says on which prompts it was chosen;
     * ``p_value``: of no gain, two-sided, paired by prompt; ``p_holm``: adjusted for all policies compared on this task,
@@ -103,7 +104,8 @@ def evaluate(
       ``gain_over_rival_low`` and ``_high``: over that policy, minus 1; None without tuned policies;
     * ``captured``: share of the speed-up from that length to the hindsight optimum of the drafter alone; negative below
       that length, None where the two are equal;
-    * ``recommended``: whether it is the simplest policy that is level with the fastest (:func:`recommended`).
+    * ``recommended``: whether it is the simplest policy that is level with the fastest, see
+      :func:`~draftgauge.replaying.verdict.recommended`; of fixed lengths only the best one is a candidate.
 
     Args:
         trace: dense; the prompts to evaluate on.
@@ -138,9 +140,9 @@ def evaluate(
         for task, mask in task_masks(trace):
             numbers = np.unique(conversation[mask], return_inverse=True)[1].reshape(-1)
             # By conversation: its turns are not independent samples.
-            tokens, seconds, fixed_tokens, fixed_seconds = (
+            tokens, seconds, fixed_tokens, fixed_seconds, plain_spent = (
                 sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
-                for values in (outcome.committed, outcome.seconds, fixed.committed, fixed.seconds)
+                for values in (outcome.committed, outcome.seconds, fixed.committed, fixed.seconds, plain)
             )
             steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # or expectations
             accepted, text = float(outcome.accepted[mask].sum()), float(outcome.accepted_text[mask].sum())
@@ -161,6 +163,7 @@ def evaluate(
                 "task": task,
                 "split": split,
                 "cost_ratio": ratio,
+                "cost_doubt": costs.doubt() or None,
                 "tuned": name in against.tuned,
                 "prompts": int(mask.sum()),
                 "steps": steps,
@@ -173,7 +176,7 @@ def evaluate(
                 "source_text": text / steps,
                 "distinct_4grams": distinct_ratio(grams[mask]),
                 **columns("tokens_per_second", ratio_interval(tokens, seconds, resamples=resamples)),
-                "ratio_to_plain": float(plain[mask].sum() / seconds.sum()),
+                **columns("ratio_to_plain", ratio_interval(plain_spent, seconds, resamples=resamples)),
                 "best_fixed_gamma": best_gamma,
                 "best_fixed_from": SAME_PROMPTS if best_fixed is None else TRAIN,
                 **columns("gain", gain),
@@ -190,40 +193,15 @@ def evaluate(
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
             row["p_holm"] = adjusted
-    candidates = {name: outcome for name, outcome in outcomes.items() if name not in BOUNDS}
+    best = f"fixed:{best_gamma}" if best_gamma else NO_DRAFT
+    # Of all lengths the fastest one on these very prompts would be favoured: only the best fixed length is a candidate.
+    aside = {name for name in outcomes if best in outcomes and name.startswith("fixed:")}
+    aside |= {*against.references, *BOUNDS}
+    candidates = {name: it for name, it in outcomes.items() if name not in aside or name in (NO_DRAFT, best)}
     chosen = recommended(candidates, conversation, resamples) if candidates else None
     for row in rows:
         row["recommended"] = row["policy"] == chosen
     return rows
-
-
-def recommended(
-    outcomes: Mapping[str, Replay], conversation: NDArray[np.int64], resamples: int = TEST_RESAMPLES
-) -> str:
-    """The name of the simplest policy that is level with the fastest one: whose gain over it is -1% or more, or has a
-    95% interval that reaches 0. The simplest is the one with the fewest tuned or fitted numbers
-    (:func:`~draftgauge.policies.registry.complexity_of`), the faster one of equals.
-
-    Args:
-        outcomes: replays of the same prompts, by the spec of the policy.
-        conversation: ``[prompts]`` whose turns are resampled together.
-        resamples: of the intervals.
-    """
-
-    def summed(outcome: Replay) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        count = int(conversation.max()) + 1
-        return sum_by_prompt(conversation, outcome.committed, count), sum_by_prompt(
-            conversation, outcome.seconds, count
-        )
-
-    speeds = {name: outcome.tokens_per_second for name, outcome in outcomes.items()}
-    fastest = summed(outcomes[max(speeds, key=speeds.__getitem__)])
-    level = []
-    for name, outcome in outcomes.items():
-        gain = paired_gain(*summed(outcome), *fastest, resamples=resamples)
-        if gain.estimate >= -LEVEL or gain.high >= 0:
-            level.append(name)
-    return min(level, key=lambda name: (complexity_of(name), -speeds[name]))
 
 
 def evaluate_design(
@@ -268,7 +246,7 @@ def evaluate_design(
             best_fixed=None if design.train is None else best,
             best_rival=None if rivals is None else rivals.best,
             tuned={fixed, *(() if rivals is None else rivals.arms)},
-            references={*bounds, *(name for name, policy in arms.items() if isinstance(policy, FixedLength))},
+            references={*bounds, NO_DRAFT, *(name for name in arms if name.startswith("fixed:"))},
         ),
         split=design.split,
         resamples=resamples,

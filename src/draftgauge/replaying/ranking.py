@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from draftgauge.policies.registry import compared_policies, make_policy
 from draftgauge.replaying.acceptance import acceptance_by_depth
-from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds, recommended, task_masks
+from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds, task_masks
 from draftgauge.replaying.rows import sum_by_prompt
 from draftgauge.replaying.simulate import Replay, can_replay, replay, replay_fixed_all
 from draftgauge.replaying.splits import design_of
+from draftgauge.replaying.verdict import recommended
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.build import conversations, select
@@ -45,7 +46,7 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
     """Drafters from the fastest to the slowest, plain decoding ("none") among them.
 
     The setting of each, a fixed length or a rule, is chosen on training prompts where the prompts name some, else on
-    those judged on: the simplest that is level with the fastest (:func:`~draftgauge.replaying.evaluate.recommended`).
+    those judged on: the simplest that is level with the fastest (:func:`~draftgauge.replaying.verdict.recommended`).
 
     Args:
         recorded: by drafter, its trace over the same outputs and its costs.

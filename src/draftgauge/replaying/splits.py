@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
@@ -83,7 +83,7 @@ def splits_of(trace: Trace) -> NDArray[np.str_]:
     return splits[conversation]
 
 
-def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "", *, fixed: bool = False) -> Trace:
+def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "") -> Trace:
     """The prompts of one split (see :func:`splits_of`); all of them for "all".
 
     Args:
@@ -91,7 +91,6 @@ def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "
         split: name of the split.
         least: prompts that it must have.
         why: this split is wanted, for the message of an error.
-        fixed: there is no option for another split, so the message names none.
 
     Raises:
         TraceError: for an unknown split, or one of fewer than ``least`` prompts.
@@ -107,7 +106,7 @@ def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "
     chosen = splits == split
     count = int(chosen.sum())
     if count < least:
-        raise TraceError(f"{why}{_too_few(trace, split, count, least, fixed or (split == TRAIN and least > 1))}")
+        raise TraceError(f"{why}{_too_few(trace, split, count, least, split == TRAIN and least > 1)}")
     return select(trace, chosen)
 
 
@@ -125,48 +124,24 @@ def _too_few(trace: Trace, split: str, count: int, least: int, fixed: bool) -> s
     )
 
 
-def design_of(
-    trace: Trace, split: str | None = None, trained_on: Collection[str] = (), *, fixed: bool = False
-) -> Design:
+def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str] = ()) -> Design:
     """What to evaluate on and what to choose the best fixed length on.
 
     Args:
         trace: all recorded prompts.
-        split: to evaluate on. If None, "test" where the prompts name both train and test ones, or where some of them
-            are in ``trained_on``; else all prompts.
+        split: to evaluate on. If None, "test" where the prompts name enough of both train and test ones, or where some
+            of them are in ``trained_on``; else all prompts.
         trained_on: ``task/identifier`` of the prompts that the policies to be evaluated were fitted on.
-        fixed: as in :func:`split_trace`.
 
     Raises:
         TraceError: as :func:`split_trace`.
     """
     why = ""
     if split is None:
-        named = {prompt.split for prompt in trace.prompts} >= {TRAIN, TEST}
+        named = all(sum(prompt.split == name for prompt in trace.prompts) >= MIN_PROMPTS for name in (TRAIN, TEST))
         seen = bool(set(trained_on).intersection(prompt_keys(trace)))
         split = TEST if named or seen else EVERYTHING
         why = "a policy was fitted on some of these prompts, so test prompts are to judge it on, but " if seen else ""
     judged_alone = split in (TRAIN, EVERYTHING)
-    judged = split_trace(trace, split, why=why, fixed=fixed)
+    judged = split_trace(trace, split, why=why)
     return Design(split, judged, None if judged_alone else split_trace(trace, TRAIN))
-
-
-def choosing_unseen(design: Design, trace: Trace, trained_on: Collection[str]) -> Design:
-    """The same with validation prompts in the place of training ones that a policy was fitted on.
-
-    A fitted policy looks better on its own prompts than fixed lengths do, so to choose between them takes others. The
-    design is unchanged where validation prompts are judged, are fewer than :data:`MIN_PROMPTS`, or were seen too.
-
-    Args:
-        design: of the trace.
-        trace: all recorded prompts.
-        trained_on: ``task/identifier`` of the prompts that policies were fitted on.
-    """
-    seen = set(trained_on)
-    if design.train is None or design.split == VALIDATION or not seen.intersection(prompt_keys(design.train)):
-        return design
-    validation = splits_of(trace) == VALIDATION
-    if validation.sum() < MIN_PROMPTS:
-        return design
-    unseen = select(trace, validation)
-    return design if seen.intersection(prompt_keys(unseen)) else replace(design, train=unseen)

@@ -53,14 +53,8 @@ UNSTAMPED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart.
-
-    Attributes:
-        label: in the legend.
-        x, y: its points.
-        low, high: ends of their intervals: a band, or bars where the points are not joined; none if empty.
-        style: by the place in the chart if None.
-        joined: whether the points are one line.
+    """One line of a chart. ``low`` and ``high`` are the ends of intervals: a band, or bars where the points are not
+    ``joined``; the style is by the place in the chart if None.
     """
 
     label: str
@@ -74,14 +68,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """What the axes of a line chart show.
-
-    Attributes:
-        x, y: titles, with units.
-        ylim: ends of the vertical axis; as the figures have it where None.
-        ticks, names: places and names of the horizontal ticks; ``names`` alone are at 0, 1, 2 ...
-        logarithmic: whether the horizontal axis is.
-        size: of the chart in inches.
+    """What the axes of a line chart show: titles with units, ends of the vertical axis, places and names of the
+    horizontal ticks (``names`` alone are at 0, 1, 2 ...), the size in inches.
     """
 
     x: str
@@ -96,14 +84,7 @@ class Axes:
 def line_chart(
     name: str, frame: Axes, lines: Sequence[Line], levels: Mapping[str, tuple[float, Series]] | None = None
 ) -> Markup:
-    """Lines with their bands over level lines.
-
-    Args:
-        name: unique on the page, a part of ids.
-        frame: what the axes show.
-        lines: in the order of the legend.
-        levels: label -> height and style of a level line.
-    """
+    """Lines with their bands over level lines."""
     with matplotlib.rc_context(RC):
         axes = _axes(frame.x, frame.y, frame.size, len(lines) + len(levels or {}))
         for label, (height, style) in (levels or {}).items():

@@ -19,14 +19,6 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def render_page(template: str, title: str, values: Mapping[str, Any], package: str = KIT) -> str:
-    """A page as text; the same values give the same text.
-
-    Args:
-        template: it extends ``layout.html.j2``, may import the macros of ``parts.html.j2``, and may call the formats.
-        title: of the page.
-        values: that it shows.
-        package: whose templates come before those of the kit.
-    """
     pages = environment(*dict.fromkeys((package, KIT)))
     pages.globals.update({function.__name__: function for function in FORMATS})
     colours = {"light": style.colour_variables(dark=False), "dark": style.colour_variables(dark=True)}
@@ -35,14 +27,8 @@ def render_page(template: str, title: str, values: Mapping[str, Any], package: s
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and printed cells; the first column names the line.
-
-    Attributes:
-        headings: of the columns.
-        lines: each with a cell for every heading.
-        numeric: whether a column holds figures, which are set flush right.
-        kinds: of the lines: "best" is bold, "bound" is muted.
-        caption: above the table; empty for none.
+    """Headings and printed cells; the first column names the line. Of a line whose kind is "best" the text is bold, of
+    "bound" muted; figures (``numeric``) are set flush right.
     """
 
     headings: tuple[str, ...]
@@ -70,17 +56,14 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Columns, caption: str =
 
 
 def decimals(count: int) -> Format:
-    """A format with ``count`` decimals."""
     return lambda value: style.fixed(value, count)
 
 
 def named(form: Format, *keys: str) -> dict[str, tuple[str, Format]]:
-    """Columns of one format whose headings are their keys in words."""
     return {key: (words(key), form) for key in keys}
 
 
 def ends(row: Mapping[str, Any], prefix: str, form: Format) -> str | None:
-    """``1.41 to 1.62``, from the keys ``low`` and ``high`` behind a prefix; None of a point and where unknown."""
     low, high = row.get(f"{prefix}low"), row.get(f"{prefix}high")
     if low is None or high is None or not abs(high - low) > 1e-9 * abs(high):
         return None
@@ -88,17 +71,14 @@ def ends(row: Mapping[str, Any], prefix: str, form: Format) -> str | None:
 
 
 def words(name: str) -> str:
-    """A key as words."""
     return name.replace("_", " ")
 
 
 def report_facts(command: str | None = None) -> Facts:
-    """About the page itself; the running command if none is given."""
     return (("report made by", command_line() if command is None else command), ("report made", timestamp()))
 
 
 def facts_of(facts: Mapping[str, Any]) -> Facts:
-    """Labels and values as text; what is not known is left out."""
     return tuple((words(label), text) for label, value in facts.items() if (text := _plain(value)))
 
 

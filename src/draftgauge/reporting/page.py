@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from draftgauge.core.files import atomic_write_text
+from draftgauge.core.errors import TraceError
 from draftgauge.core.printable import speed
+from draftgauge.policies.fitted import FITTED_SUFFIX
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.batch_rows import batch_rows, shown_rows
 from draftgauge.replaying.evaluate import ALL_TASKS, HINDSIGHT, NEAR, near_best
-from draftgauge.replaying.splits import names_splits
+from draftgauge.replaying.splits import MIN_PROMPTS
 from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, line_chart
-from draftgauge.reporting.choosing import can_judge, choose
 from draftgauge.reporting.layout import (
     Columns,
     Facts,
@@ -29,8 +29,8 @@ from draftgauge.reporting.layout import (
     report_facts,
     table_of,
 )
-from draftgauge.reporting.rows import Row, Run, best_length, describe, fixed_name, policy_rows, read_runs
-from draftgauge.reporting.style import Series, compression_title, ratio
+from draftgauge.reporting.rows import Run, best_length, describe, policy_rows
+from draftgauge.reporting.style import Series, ratio, signed
 from draftgauge.reporting.timeline import KINDS, Timeline, replay_timeline, representative_prompts
 from draftgauge.traces.manifest import ModelEntry
 
@@ -55,63 +55,27 @@ POLICY_COLUMNS: Columns = {
     "tokens_per_second": ("modelled tokens/s", speed),
     **named(speed, "live_tokens_per_second"),
     **named(decimals(0), "mismatches"),
+    "gain": ("over best fixed", signed),
+    "gain_interval": ("95% interval", str),
+    "what": ("what it does", str),
 }
 
 
-def build_report(
-    run_folders: Sequence[Path],
-    out: Path,
-    bench: Sequence[Mapping[str, Any]] | None = None,
-    title: str = TITLE,
-    command: str | None = None,
-    policies: Sequence[str] | None = None,
-    fitted: Sequence[str] = (),
-) -> Path:
-    """Read recorded runs, replay them and write the report.
-
-    Args:
-        run_folders: one run folder per compression, as ``draftgauge profile`` writes them, in the order to show.
-        out: the HTML file to write; its folder must exist.
-        bench: rows of ``draftgauge bench``, which stand beside what is modelled.
-        title: of the page.
-        command: that asked for the report, named on the page; the running one if None.
-        policies: specs of policies to judge on test prompts, beside the standard ones. If None, the standard ones are
-            judged where the prompts name enough training and test ones.
-        fitted: fitted policies to judge with them where there are enough prompts, named or divided.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        TraceError: if a folder holds no readable run, two folders the same compression, or too few prompts to judge
-            policies on.
-        DraftgaugeError: if a measurement lacks what all of them have, a policy cannot be made, or the file not written.
+def render(runs: Sequence[Run], title: str = TITLE, command: str | None = None) -> str:
+    """The page of runs of different compressions, in the order to show; ``command`` asked for it, the running one if
+    None.
     """
-    runs = read_runs(run_folders, bench or ())
-    atomic_write_text(out, render(runs, title, command, policies, fitted))
-    return out
-
-
-def render(
-    runs: Sequence[Run],
-    title: str = TITLE,
-    command: str | None = None,
-    policies: Sequence[str] | None = None,
-    fitted: Sequence[str] = (),
-) -> str:
-    """The page as text."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise TraceError(f"two of the runs have the same compression ({', '.join(names)}); give one run for each")
     lengths = sorted({best_length(run.fixed(), 1) for run in runs})
-    judged = [
-        run
-        for run in runs
-        if policies is not None or (can_judge(run.trace) and (bool(fitted) or names_splits(run.trace)))
-    ]
     timelines = [(run.name, _timelines(run)) for run in runs]
     facts = [_facts(run) for run in runs]
     shared = tuple(fact for fact in facts[0] if all(fact in own for own in facts))
     values = {
         "tasks": list(dict.fromkeys(task for run in runs for task in run.tasks if task != ALL_TASKS)),
         "prompts": max(len(run.trace.prompts) for run in runs),
+        "split": runs[0].split,
         "advice": [advise(run) for run in runs],
         "near": f"{100 * NEAR:.0f}",
         "acceptance": [(run.name, _acceptance_chart(run)) for run in runs],
@@ -123,10 +87,8 @@ def render(
             for run in runs
             if run.cost.batched is not None and run.trace.sampled is None
         ],
-        "policies": side_by_side(runs, lengths),
         "tables": [(run.name, [policy_table(run, task, lengths) for task in run.tasks]) for run in runs],
         "has_live": any("live_ratio" in row for run in runs for row in run.rows.values()),
-        "choices": [choose(run, (*(policies or ()), *fitted)) for run in judged],
         "timelines": timelines,
         "kinds": {kind: text for kind, text in KINDS.items() if kind in _kinds(timelines)},
         "facts": (*report_facts(command), *shared),
@@ -142,63 +104,46 @@ def render(
 def advise(run: Run) -> dict[str, Any]:
     """What the top of the page says of one compression.
 
-    ``gamma`` is the best length; where drafting does not pay, the best of those that draft. ``ratio`` and ``bound``
-    (of the hindsight optimum) are over plain decoding; ``drafted_cost`` is that of one more drafted token over
-    verifying one, ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``live`` holds what was measured
-    at that length: of all tasks together, else of each.
+    ``live`` holds the speeds that were measured with the policy of the verdict: of all tasks together, else of each.
+    ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of one more drafted token over verifying
+    one, ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
+    each with its best length.
     """
     fixed = run.fixed()
     gamma = best_length(fixed, 1)
-    shortest, longest = near_best([row["tokens_per_second"] for row in fixed])
     verify = run.cost.verify[len(run.cost.contexts) // 2]
-    measured = {task: run.rows[task, fixed_name(gamma)].get("live_ratio") for task in run.tasks}
+    measured = {task: run.rows.get((task, run.verdict.drafting), {}).get("live_ratio") for task in run.tasks}
     live = [value for value in ([measured[ALL_TASKS]] if measured[ALL_TASKS] else measured.values()) if value]
-    pays = _pays(fixed)
+    by_task = [(task, run.fixed(task)) for task in run.tasks[1:]]
     return {
         "name": run.name,
-        "pays": pays,
-        "gamma": gamma,
-        "ratio": fixed[gamma]["ratio_to_plain"],
-        "bound": run.rows[ALL_TASKS, HINDSIGHT]["ratio_to_plain"],
+        "verdict": run.verdict,
         "live": sorted(live),
+        "gamma": gamma,
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
-        "near": (shortest, longest) if pays and shortest < longest else None,
-        "held_out": run.held_out,
+        "near": near_best([row["tokens_per_second"] for row in fixed]),
         "tasks": [
-            (
-                task,
-                best_length(own) if _pays(own) else 0,
-                own[best_length(own)]["ratio_to_plain"] if _pays(own) else 1.0,
-            )
-            for task, own in ((task, run.fixed(task)) for task in run.tasks[1:])
+            (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
+            for task, own in by_task
+            if own[0]["prompts"] >= MIN_PROMPTS and not run.verdict.unknown
         ],
     }
 
 
-def _pays(fixed: Sequence[Row]) -> bool:
-    """Whether the best length drafts at all and is faster than plain decoding."""
-    best = best_length(fixed)
-    return best > 0 and fixed[best]["ratio_to_plain"] > 1
-
-
 def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
-    """Every policy on one task of a compression."""
-    rows = [row | {"interval": ends(row, "live_", decimals(2))} for row in policy_rows(run, task, lengths)]
+    rows = [
+        row
+        | {"interval": ends(row, "live_", decimals(2)), "gain_interval": ends(row, "gain_", signed)}
+        | {"policy": _title(row["policy"]), "what": describe(row["policy"])}
+        for row in policy_rows(run, task, lengths)
+    ]
     return table_of(rows, POLICY_COLUMNS, "all tasks" if task == ALL_TASKS else task)
 
 
-def side_by_side(runs: Sequence[Run], lengths: Sequence[int]) -> Table:
-    """Policies against compressions, modelled over all prompts."""
-    lines: dict[str, Row] = {}
-    for run in runs:
-        for row in policy_rows(run, ALL_TASKS, lengths):
-            if "ratio_to_plain" in row:
-                line = lines.setdefault(row["policy"], {"policy": row["policy"], "what": describe(row["policy"])})
-                line |= {run.name: row["ratio_to_plain"]} | ({"kind": row["kind"]} if len(runs) == 1 else {})
-    columns = {run.name: (compression_title(run.name), ratio) for run in runs}
-    return table_of(list(lines.values()), {"policy": ("policy", str)} | columns | {"what": ("what it does", str)})
+def _title(spec: str) -> str:
+    return Path(spec).stem if spec.endswith(FITTED_SUFFIX) else spec
 
 
 def _acceptance_chart(run: Run) -> Markup:

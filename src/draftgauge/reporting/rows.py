@@ -8,27 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
 from draftgauge.policies.base import Extends, Policy
-from draftgauge.policies.registry import NO_DRAFT, compared_policies, current_name
-from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, evaluate, plain_seconds
+from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
+from draftgauge.policies.registry import NO_DRAFT, current_name
+from draftgauge.replaying.evaluate import (
+    ALL_TASKS,
+    BOUNDS,
+    HINDSIGHT,
+    HINDSIGHT_BOTH,
+    Compared,
+    best_fixed_gamma,
+    evaluate,
+)
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import Replay, can_replay, replay_fixed_all
-from draftgauge.statistics.bootstrap import RESAMPLES
-from draftgauge.traces.costs import CostCurve, run_costs
+from draftgauge.replaying.splits import Design
+from draftgauge.replaying.verdict import Verdict, verdict_of
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
 from draftgauge.traces.shards import read_shard, shard_paths
 from draftgauge.traces.trace import Trace
 
 Row = dict[str, Any]
 PLAIN = "plain"
-STANDARD = (*compared_policies(), "hf-confidence:adaptive=true")
-"""Replayed for every report, beside fixed lengths and whatever was measured live."""
 MEASURED = ("policy", "compression", "task", "tokens_per_second", "mismatches")
 """What every live measurement has; rows of a replay have no mismatches, and must not pass for measured ones."""
 BESIDE_POLICIES = {
@@ -43,37 +48,35 @@ BESIDE_POLICIES = {
 
 @dataclass(frozen=True)
 class Run:
-    """One recorded run.
+    """One recorded run, judged on the prompts of a design.
 
     Attributes:
+        trace: the prompts judged on; ``split`` says which.
         rows: by task and policy, as :func:`~draftgauge.replaying.evaluate.evaluate` has them, with
             ``live_tokens_per_second``, ``live_ratio``, ``live_low``, ``live_high`` and ``mismatches`` of what was
             measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
             ``gamma_max`` is among them; 0 goes by the name "no-draft".
-        held_out: modelled speed over plain decoding with the length of each prompt chosen on all others; None of one
-            prompt.
+        verdict: the recommendation, which follows from the rows.
     """
 
     folder: Path
     manifest: Manifest
     trace: Trace
+    split: str
     cost: CostCurve
     rows: Mapping[tuple[str, str], Row]
-    held_out: float | None
+    verdict: Verdict
 
     @property
     def name(self) -> str:
-        """The compression."""
         return self.trace.compression
 
     @property
     def tasks(self) -> list[str]:
-        """All tasks together first, then each where there are several."""
         tasks = [task for task in dict.fromkeys(task for task, _ in self.rows) if task != ALL_TASKS]
         return [ALL_TASKS, *(tasks if len(tasks) > 1 else ())]
 
     def fixed(self, task: str = ALL_TASKS) -> list[Row]:
-        """The rows of the fixed lengths 0, 1 ... gamma_max."""
         return [self.rows[task, fixed_name(gamma)] for gamma in range(self.trace.gamma_max + 1)]
 
     def texts(self) -> list[str]:
@@ -82,62 +85,65 @@ class Run:
         for path in shard_paths(self.folder):
             table = read_shard(path, self.manifest.fingerprint()).table
             for index, text in zip(table["prompt_index"].to_pylist(), table["text"].to_pylist(), strict=True):
-                pieces[index].append(text)
+                if index in pieces:
+                    pieces[index].append(text)
         return [piece for info in self.trace.prompts for piece in pieces[info.index]]
 
 
-def read_runs(folders: Sequence[Path], bench: Sequence[Mapping[str, Any]]) -> list[Run]:
-    """Read and replay runs, one a compression.
-
-    Args:
-        folders: of the runs, in the order to show.
-        bench: rows of ``draftgauge bench``; those of compressions without a run are left out.
-
-    Raises:
-        TraceError: if a folder holds no readable run, or two folders the same compression.
-        DraftgaugeError: if a measurement lacks what all of them have, or a policy cannot be made.
-    """
-    if not folders:
-        raise TraceError("a report needs at least one recorded run; record one with `draftgauge profile`")
-    live = [_live_row(row) for row in bench]
-    runs = [_read(folder, live) for folder in folders]
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        raise TraceError(f"two of the runs have the same compression ({', '.join(names)}); give one run for each")
-    return runs
-
-
 def describe(policy: str) -> str:
-    """What a policy does, by the name before its colon; empty for names this version does not know."""
+    if policy.endswith(FITTED_SUFFIX):
+        fitted = load_fitted(Path(policy))
+        return f"{describe_policy(fitted.policy)}, fitted on {len(fitted.trained_on)} prompts"
     return BESIDE_POLICIES.get(policy.partition(":")[0]) or describe_policy(policy)
 
 
 def fixed_name(gamma: int) -> str:
-    """The policy that drafts so many tokens at every step."""
     return f"fixed:{gamma}" if gamma else NO_DRAFT
 
 
 def best_length(fixed: Sequence[Row], shortest: int = 0) -> int:
-    """The shortest of the lengths from ``shortest`` on with the most modelled tokens/s."""
     return max(range(shortest, len(fixed)), key=lambda gamma: fixed[gamma]["tokens_per_second"])
 
 
-def _read(folder: Path, bench: Sequence[Row]) -> Run:
-    manifest, trace, cost = Manifest.load(folder), read_trace(folder), run_costs(folder)
-    fixed = replay_fixed_all(trace, cost)
-    live = {(row["task"], row["policy"]): row for row in bench if row["compression"] == trace.compression}
-    arms: dict[str, Policy | Replay] = {fixed_name(gamma): outcome for gamma, outcome in enumerate(fixed)}
-    for spec in dict.fromkeys([*STANDARD, *(policy for _, policy in live)]):
+def judge_run(
+    folder: Path,
+    costs: CostCurve,
+    design: Design,
+    policies: Mapping[str, Policy],
+    bench: Sequence[Mapping[str, Any]] = (),
+) -> Run:
+    """Replay policies, all fixed lengths and the bounds on the prompts of a run.
+
+    Args:
+        folder: of the run.
+        costs: of the run.
+        design: the prompts to judge on, and those that the best fixed length is chosen on.
+        policies: new ones, by spec; what a trace cannot judge is left out.
+        bench: rows of ``draftgauge bench``; those of other compressions are left out.
+    """
+    trace, manifest = design.trace, Manifest.load(folder)
+    live = {(row["task"], row["policy"]): row for row in map(live_row, bench)}
+    live = {key: row for key, row in live.items() if row["compression"] == trace.compression}
+    arms: dict[str, Policy | Replay] = {
+        fixed_name(gamma): outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
+    }
+    arms |= {
+        spec: policy for spec, policy in policies.items() if _length_of(spec) is None and can_replay(trace, policy)
+    }
+    beside = {*BOUNDS}
+    for spec in dict.fromkeys(policy for _, policy in live):
         if spec not in arms and spec.partition(":")[0] in REGISTERED and _length_of(spec) is None:
-            policy = make_policy(spec, trace.gamma_max, cost)
+            policy = make_policy(spec, trace.gamma_max, costs)
             if can_replay(trace, policy):
                 arms[spec] = policy
-    arms[HINDSIGHT] = hindsight_optimum(trace, cost).replay
+                beside.add(spec)
+    arms[HINDSIGHT] = hindsight_optimum(trace, costs).replay
     if any(isinstance(policy, Extends) for policy in arms.values()):
-        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, cost, text=True).replay
-    rows: dict[tuple[str, str], Row] = {
-        (str(row["task"]), str(row["policy"])): dict(row) for row in evaluate(trace, cost, arms, resamples=RESAMPLES)
-    }
+        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, costs, text=True).replay
+    best = None if design.train is None else best_fixed_gamma(design.train, costs)
+    evaluated = evaluate(trace, costs, arms, compared=Compared(best, references=beside), split=design.split)
+    rows: dict[tuple[str, str], Row] = {(str(row["task"]), str(row["policy"])): dict(row) for row in evaluated}
+    verdict = verdict_of([row for (task, _), row in rows.items() if task == ALL_TASKS], manifest.command)
     for task in dict.fromkeys(task for task, _ in rows):
         none = rows[task, NO_DRAFT]
         speed = none["tokens_per_second"] / none["ratio_to_plain"]
@@ -146,11 +152,7 @@ def _read(folder: Path, bench: Sequence[Row]) -> Run:
     for (task, policy), row in live.items():
         if (task, PLAIN) in rows:
             rows[task, policy] = row | rows.get((task, policy), {})
-    plain_all = plain_seconds(trace, cost).sum()
-    seconds = np.stack([outcome.seconds for outcome in fixed])  # [gamma_max + 1, prompts]
-    others = seconds.sum(axis=1, keepdims=True) - seconds
-    chosen = seconds[others.argmin(axis=0), np.arange(seconds.shape[1])].sum()
-    return Run(folder, manifest, trace, cost, rows, float(plain_all / chosen) if seconds.shape[1] > 1 else None)
+    return Run(folder, manifest, trace, design.split, costs, rows, verdict)
 
 
 def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
@@ -177,7 +179,7 @@ def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
     return [own[policy] | {"kind": kinds.get(policy, "")} for policy in ordered]
 
 
-def _live_row(row: Mapping[str, Any]) -> Row:
+def live_row(row: Mapping[str, Any]) -> Row:
     missing = [key for key in MEASURED if key not in row]
     if missing:
         raise DraftgaugeError(
@@ -209,7 +211,6 @@ def _live_row(row: Mapping[str, Any]) -> Row:
 
 
 def _length_of(policy: str) -> int | None:
-    """The draft length of ``fixed:4`` or ``fixed:gamma=4``; None for any other policy or baseline."""
     if policy.partition(":")[0] != "fixed":
         return None
     gamma: int | None = REGISTERED.parse(policy)[1].get("gamma")

@@ -39,7 +39,6 @@ class Series:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Keywords of matplotlib's ``plot``."""
         return {
             "color": LIGHT[self.colour],
             "linestyle": (0, self.dash) if self.dash else "-",
@@ -58,20 +57,17 @@ SERIES = (
 
 
 def series(index: int) -> Series:
-    """The style of the ``index``-th line; from the seventh on hues repeat, with other dashes and markers."""
     turn, hue = divmod(index, len(SERIES))
     shape = SERIES[(hue + turn) % len(SERIES)]
     return Series(SERIES[hue].colour, shape.dash, shape.marker)
 
 
 def themed(svg: str) -> str:
-    """Replace every palette colour of a chart by its CSS variable."""
     names = {value: name for name, value in LIGHT.items()}
     return re.sub("|".join(names), lambda match: f"var(--{names[match[0]]})", svg)
 
 
 def colour_variables(dark: bool) -> str:
-    """CSS declarations of the palette."""
     return " ".join(f"--{name}: {values[dark]};" for name, values in COLOURS.items())
 
 
@@ -86,29 +82,24 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def fixed(value: float | None, decimals: int) -> str:
-    """A figure of a table column, all with the same decimals so that they line up."""
     return MISSING if value is None or math.isnan(value) else f"{value:,.{decimals}f}"
 
 
 def p_text(p_value: float) -> str:
-    """A p-value with two significant digits, small ones as a bound."""
     return "below 0.001" if p_value < 0.001 else number(p_value, 2)
 
 
 def ratio(value: float | None) -> str:
-    """``2.13x`` with a proper sign."""
     return MISSING if value is None or math.isnan(value) else f"{value:.2f}{TIMES}"
 
 
 def percent(share: float) -> str:
-    """A share in whole percent, with one decimal below 10%."""
     if math.isnan(share):
         return MISSING
     return f"{share * 100:.1f}%" if abs(share) < 0.0995 else f"{share * 100:.0f}%"
 
 
 def signed(share: float | None, decimals: int = 1) -> str:
-    """A share in percent with its sign; zero has none."""
     if share is None or math.isnan(share):
         return MISSING
     shown = f"{share:+.{decimals}%}".replace("-", MINUS)
@@ -116,5 +107,4 @@ def signed(share: float | None, decimals: int = 1) -> str:
 
 
 def compression_title(name: str) -> str:
-    """A compression in words."""
     return "uncompressed" if name == "none" else name

@@ -39,20 +39,11 @@ class Timeline:
 
     @property
     def tokens(self) -> int:
-        """Committed tokens."""
         return sum(map(len, self.steps))
 
 
 def replay_timeline(trace: Trace, prompt: int, gamma: int, texts: Sequence[str], limit: int = TOKENS_SHOWN) -> Timeline:
-    """Walk through one prompt of a trace.
-
-    Args:
-        trace: the dense trace.
-        prompt: which of ``trace.prompts``.
-        gamma: drafted tokens a step, 0 for plain decoding.
-        texts: decoded piece of every row of the trace, ``[P]``.
-        limit: output tokens after which the walk stops, at the end of a step.
-    """
+    """Walk through one prompt of a trace."""
     info = trace.prompts[prompt]
     start, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
     pieces = dict(zip(trace.token.tolist(), texts, strict=True))

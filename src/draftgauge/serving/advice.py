@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.registry import NO_DRAFT, make_policy
 from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.rows import context_lengths, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_lengths
 from draftgauge.replaying.splits import Design
+from draftgauge.replaying.verdict import Verdict, recommended, verdict_of
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
-from draftgauge.statistics.paired import gain_resamples, ratio_interval
+from draftgauge.statistics.bootstrap import Interval, columns
+from draftgauge.statistics.paired import ratio_interval
 from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
-
-SIMPLER = 0.01  # a rule is advised only where it beats the best fixed length by more, where it is chosen
 
 Floats = NDArray[np.float64]
 
@@ -29,109 +29,104 @@ Floats = NDArray[np.float64]
 class SettingOutcome:
     """A setting (``plain``, ``fixed:4``, ``p-min:0.8,16`` or a policy) on the prompts that it is judged on.
 
-    ``speedup`` is over plain decoding, ``low`` to ``high`` its 95% interval by prompt, ``chosen`` the same on the
-    prompts that settings are chosen on; ``acceptance_rate`` is None if nothing was drafted; ``faster`` is the share of
-    resamples in which it is faster than plain decoding.
+    ``speedup`` is over plain decoding, ``low`` to ``high`` its 95% interval by prompt; ``acceptance_rate`` is None if
+    nothing was drafted.
     """
 
     setting: str
     speedup: float
     low: float
     high: float
-    chosen: float
     tokens_per_step: float
     drafted_per_step: float
     acceptance_rate: float | None
-    faster: float
-
-
-@dataclass(frozen=True)
-class Change:
-    """What would change the answer.
-
-    Attributes:
-        drafting: the most that drafting may cost for speculation to pay, as a multiple of its cost; 0 where it would
-            not pay if drafting were free, None where it is free and pays.
-        acceptance: the least acceptance rate, the same at every depth, at which a fixed length pays; None if none does.
-        accepted: that rate as recorded.
-    """
-
-    drafting: float | None
-    acceptance: float | None
-    accepted: float
 
 
 @dataclass(frozen=True)
 class EngineAdvice:
-    """The answer for one engine and batch size."""
+    """The answer for one engine and batch size.
 
-    outcomes: tuple[SettingOutcome, ...]  # of every setting tried
-    advised: SettingOutcome
-    best_length: int  # the best fixed length, 0 where not speculating is best
-    sure: float  # share of resamples that agree whether to speculate
-    change: Change
+    ``outcomes`` are all settings tried, in their order; ``best_length`` is the best fixed length, 0 where not drafting
+    is best.
+    """
+
+    outcomes: tuple[SettingOutcome, ...]
+    verdict: Verdict
+    best_length: int
 
 
-def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str]) -> EngineAdvice:
+def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], command: str = "") -> EngineAdvice:
     """Judge settings, ``plain`` among them, on a trace, with what a step costs in the engine.
 
-    The setting is chosen on the design's training prompts where it has any, and quoted for the others.
+    The setting advised is the simplest that is level with the fastest, see
+    :func:`~draftgauge.replaying.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
+    design's training prompts where it has any.
+
+    Args:
+        design: the prompts.
+        costs: of the engine.
+        settings: to try.
+        command: that recorded the run, for the verdict.
 
     Raises:
         DraftgaugeError: for an unknown policy.
         TraceError: if the costs were measured up to less than the trace's ``gamma_max``.
     """
-    if design.trace.sampled is not None:  # the recorded signals are then of refused drafts
+    trace = design.trace
+    if trace.sampled is not None:  # the recorded signals are then of refused drafts
         settings = [setting for setting in settings if not setting.startswith(P_MIN)]
-    outcomes = tuple(_outcome(setting, design, costs) for setting in settings)
-    fixed = [outcome for outcome in outcomes if fixed_length(outcome.setting) is not None]
-    best = max(fixed, key=lambda outcome: (outcome.chosen, -(fixed_length(outcome.setting) or 0)))
-    rule = max(outcomes, key=lambda outcome: outcome.chosen)
-    advised = rule if rule.chosen > (1 + SIMPLER) * best.chosen else best
-    drafting = [outcome for outcome in outcomes if outcome.setting != PLAIN]
-    strongest = max(drafting, key=lambda outcome: outcome.chosen, default=advised)
-    sure = advised.faster if advised.setting != PLAIN else 1 - strongest.faster
-    return EngineAdvice(outcomes, advised, fixed_length(best.setting) or 0, sure, _change(design.trace, costs))
-
-
-def _outcome(setting: str, design: Design, costs: CostCurve) -> SettingOutcome:
-    outcome, seconds = _run(setting, design.trace, costs)
-    plain = plain_seconds(design.trace, costs)
-    chosen = float(plain.sum() / seconds.sum())
-    if design.train is not None:
-        chosen = float(plain_seconds(design.train, costs).sum() / _run(setting, design.train, costs)[1].sum())
-    conversation = conversations(design.trace)
+    replays = {setting: _run(setting, trace, costs) for setting in settings}
+    conversation = conversations(trace)
     count = int(conversation.max()) + 1
-    spent, plain, tokens = (sum_by_prompt(conversation, part, count) for part in (seconds, plain, outcome.committed))
-    ratio = ratio_interval(plain, spent)
-    _, gains = gain_resamples(tokens, spent, tokens, plain)
-    steps, drafted = float(outcome.steps.sum()), float(outcome.drafted.sum())
-    return SettingOutcome(
-        setting=setting,
-        speedup=ratio.estimate,
-        low=ratio.low,
-        high=ratio.high,
-        chosen=chosen,
-        tokens_per_step=float(outcome.committed.sum()) / steps,
-        drafted_per_step=drafted / steps,
-        acceptance_rate=float(outcome.accepted.sum()) / drafted if drafted else None,
-        faster=float(np.mean(gains > 0)),
-    )
+    plain = sum_by_prompt(conversation, plain_seconds(trace, costs), count)
+
+    def outcome(setting: str, run: Replay) -> SettingOutcome:
+        ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds, count))
+        steps, drafted = float(run.steps.sum()), float(run.drafted.sum())
+        rate = float(run.accepted.sum()) / drafted if drafted else None
+        return SettingOutcome(setting, *ratio, float(run.committed.sum()) / steps, drafted / steps, rate)
+
+    outcomes = tuple(outcome(setting, run) for setting, run in replays.items())
+    length = best_length(design, costs)
+    best = f"{FIXED}{length}" if length else PLAIN
+    candidates = {
+        NO_DRAFT if setting == PLAIN else setting: run
+        for setting, run in replays.items()
+        if fixed_length(setting) is None or setting in (PLAIN, best)
+    }
+    chosen = recommended(candidates, conversation)
+    rows = [
+        {
+            "policy": it.setting,
+            **columns("ratio_to_plain", Interval(it.speedup, it.low, it.high)),
+            "recommended": it.setting == (PLAIN if chosen == NO_DRAFT else chosen),
+            "prompts": len(trace.prompts),
+            "cost_doubt": costs.doubt(),
+        }
+        for it in outcomes
+    ]
+    return EngineAdvice(outcomes, verdict_of(rows, command), length)
 
 
-def _run(setting: str, trace: Trace, costs: CostCurve) -> tuple[Replay, Floats]:
-    """A setting on all prompts of a trace, and its seconds ``[prompts]``."""
+def best_length(design: Design, costs: CostCurve) -> int:
+    """The best fixed length on the prompts that a design chooses on, 0 where plain decoding is faster."""
+    trace = design.trace if design.train is None else design.train
+    runs = (replay_lengths(trace, np.full(trace.positions, n), costs) for n in range(1, trace.gamma_max + 1))
+    seconds = [plain_seconds(trace, costs).sum(), *(run.seconds.sum() for run in runs)]
+    return int(np.argmin(seconds))
+
+
+def _run(setting: str, trace: Trace, costs: CostCurve) -> Replay:
     if setting.startswith(P_MIN):
         return _p_min(trace, costs, *p_min_of(setting))
     length = fixed_length(setting)
     if length is None:
-        outcome = replay(trace, make_policy(setting, trace.gamma_max, costs), costs)
-    else:
-        outcome = replay_lengths(trace, np.full(trace.positions, length), costs)
-    return outcome, plain_seconds(trace, costs) if setting == PLAIN else outcome.seconds
+        return replay(trace, make_policy(setting, trace.gamma_max, costs), costs)
+    outcome = replay_lengths(trace, np.full(trace.positions, length), costs)
+    return replace(outcome, seconds=plain_seconds(trace, costs)) if setting == PLAIN else outcome
 
 
-def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> tuple[Replay, Floats]:
+def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> Replay:
     """llama.cpp's rule: the first token below ``p_min`` ends the draft; it was drafted, and is not verified.
 
     ``common_speculative_impl_draft_simple::draft`` in llama.cpp's ``common/speculative.cpp``. Its probabilities are of
@@ -148,21 +143,7 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> tuple[
     further = np.diff(np.append(table, table[:, -1:], axis=1), axis=1)  # [C, G + 1] seconds of one token more
     row = len(costs.contexts) // 2
     wasted = np.where(in_vain, further[row][record.drafted], 0.0)
-    return outcome, outcome.seconds + sum_by_prompt(record.prompt, wasted, len(trace.prompts))
-
-
-def _change(trace: Trace, costs: CostCurve) -> Change:
-    doubled = replace(costs, draft=tuple(tuple((2 * np.asarray(row)).tolist()) for row in costs.draft))
-    plain, most, free = float(plain_seconds(trace, costs).sum()), 0.0, False
-    for length in range(1, trace.gamma_max + 1):
-        lengths = np.full(trace.positions, length)
-        seconds = float(replay_lengths(trace, lengths, costs).seconds.sum())
-        drafting = float(replay_lengths(trace, lengths, doubled).seconds.sum()) - seconds
-        if drafting > 0:
-            most = max(most, (plain - (seconds - drafting)) / drafting)
-        else:  # the engine drafts for nothing, or no output has room for a draft
-            free |= seconds < plain
-    return Change(None if free else most, acceptance_to_pay(trace, costs), recorded_acceptance(trace))
+    return replace(outcome, seconds=outcome.seconds + sum_by_prompt(record.prompt, wasted, len(trace.prompts)))
 
 
 def recorded_acceptance(trace: Trace) -> float:
@@ -189,13 +170,3 @@ def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:
         committed = np.cumsum(middle ** np.arange(trace.gamma_max + 1))[1:]
         low, high = (low, middle) if (committed > steps).any() else (middle, high)
     return high
-
-
-def batch_lengths(design: Design, curves: Mapping[int, CostCurve]) -> dict[int, int]:
-    """The best fixed length at every batch size, chosen as :func:`advise_settings` does.
-
-    All sequences of a batch draft the same length, as engines do, so a step's seconds are those of the whole batch, and
-    the tokens those of one sequence times their number: the ratio to plain decoding is that of one sequence.
-    """
-    settings = [PLAIN, *(f"{FIXED}{length}" for length in range(1, design.trace.gamma_max + 1))]
-    return {batch: advise_settings(design, costs, settings).best_length for batch, costs in curves.items()}

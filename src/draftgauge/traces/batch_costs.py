@@ -17,16 +17,13 @@ Numbers = NDArray[np.float64] | NDArray[np.int64] | float
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """Seconds of the parts of a step that several requests take together.
-
-    ``B`` is the number of measured batch sizes, ``C`` of context lengths. Between them, and between whole numbers of
-    tokens a request, costs are interpolated linearly; outside the context lengths the nearest counts.
+    """Seconds of the parts of a step that several requests take together, interpolated linearly between the measured
+    batch sizes, context lengths and tokens a request.
 
     Attributes:
         batches: ``[B]`` requests at once, increasing from 1.
-        contexts: ``[C]`` tokens of the longest request, increasing.
-        verify: ``[B, C, G + 1]``; column ``k - 1`` is a step that verifies ``k`` tokens of every request: all of it but
-            the drafter's passes.
+        contexts: ``[C]`` tokens of the longest request, increasing; outside them the nearest counts.
+        verify: ``[B, C, G + 1]``; column ``k - 1`` is a step that verifies ``k`` tokens of every request.
         draft: ``[B, C, K]``; column ``k - 1`` is a pass of the drafter over ``k`` tokens of every request; the last
             stands for all more.
         signals: ``[B]`` what a pass of the drafter takes longer where a policy looks at its tokens.
@@ -40,25 +37,14 @@ class BatchCosts:
 
     @property
     def gamma_max(self) -> int:
-        """The longest draft measured."""
         return len(self.verify[0][0]) - 1
 
     @property
     def largest(self) -> int:
-        """The largest batch measured."""
         return self.batches[-1]
 
     def verify_seconds(self, batch: Numbers, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
-        """Seconds of steps that verify ``tokens`` tokens of ``batch`` requests together and draft none.
-
-        Args:
-            batch: requests, 1 to :attr:`largest`.
-            tokens: of all of them, those that each takes in besides its draft included.
-            context: tokens of the longest request; all broadcast.
-
-        Raises:
-            TraceError: for a larger batch, or more tokens a request, than were measured.
-        """
+        """Seconds of steps that verify ``tokens`` tokens of ``batch`` requests together and draft none."""
         each = np.asarray(tokens, np.float64) / batch
         if each.size and (each.min() < 1 or each.max() > self.gamma_max + 1):
             raise TraceError(
@@ -68,11 +54,9 @@ class BatchCosts:
         return self._interpolated(self.verify, batch, each, context)
 
     def draft_seconds(self, batch: Numbers, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
-        """Seconds of passes of the drafter over ``tokens`` tokens of ``batch`` requests, see :meth:`verify_seconds`."""
         return self._interpolated(self.draft, batch, np.asarray(tokens, np.float64) / batch, context)
 
     def signal_seconds(self, batch: Numbers) -> NDArray[np.float64]:
-        """Seconds that looking at its tokens adds to a drafter's pass over ``batch`` requests."""
         return np.asarray(np.interp(batch, self.batches, self.signals))
 
     def validate(self) -> None:

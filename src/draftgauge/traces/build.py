@@ -9,47 +9,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.core.errors import TraceError
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import take_rows, with_chances
 from draftgauge.traces.trace import Trace
 
+# The arrays with one row a position; a record of sampled decoding has two more.
 COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin")
-"""The arrays of a trace with one row a position."""
-
 CHANCES = ("acceptance", "survival")
-"""Those that only a record of sampled decoding has."""
 
 
 def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression: str = "none") -> Trace:
-    """A trace in memory from records, in the order given.
+    """A trace in memory from valid records of one run, at least one, in the order given.
 
-    Args:
-        records: valid records of one run, at least one, all of the same ``gamma_max``, all greedy or all sampled.
-        max_new_tokens: the run's limit of output tokens.
-        compression: of the target, by name.
-
-    Raises:
-        TraceError: if a record is not valid, is longer than the limit, or they do not fit together.
+    ``max_new_tokens`` is the run's limit of output tokens, ``compression`` that of the target.
     """
-    if not records:
-        raise TraceError("a trace needs at least one prompt")
-    widths = {record.gamma_max for record in records}
-    if len(widths) > 1:
-        raise TraceError(f"the records were made with different gamma_max: {sorted(widths)}")
+    (gamma_max,) = {record.gamma_max for record in records}
+    assert len({record.sampled for record in records}) == 1, "a trace is either greedy or sampled"
     for record in records:
         record.validate()
-        if record.info.output_tokens > max_new_tokens:
-            raise TraceError(
-                f"prompt {record.info.index}: {record.info.output_tokens} output tokens, the limit is {max_new_tokens}"
-            )
-    if len({record.sampled for record in records}) > 1:
-        raise TraceError("some of the records are of sampled decoding and some are greedy: a trace is one or the other")
+        assert record.info.output_tokens <= max_new_tokens, record.info
     columns: dict[str, Any] = {name: np.concatenate([getattr(record, name) for record in records]) for name in COLUMNS}
     trace = Trace(
         prompts=tuple(record.info for record in records),
         offsets=offsets_of([record.info.output_tokens for record in records]),
-        gamma_max=widths.pop(),
+        gamma_max=gamma_max,
         max_new_tokens=max_new_tokens,
         compression=compression,
         **columns,
@@ -80,14 +63,9 @@ def conversations(trace: Trace) -> NDArray[np.int64]:
 
 
 def select(trace: Trace, keep: ArrayLike) -> Trace:
-    """The prompts for which ``keep`` (``[prompts]`` bool) is true, in their order.
-
-    Raises:
-        TraceError: if ``keep`` does not have one value a prompt.
-    """
+    """The prompts for which ``keep`` (``[prompts]`` bool) is true, in their order."""
     mask = np.asarray(keep, np.bool_)
-    if mask.shape != (len(trace.prompts),):
-        raise TraceError(f"the selection has shape {list(mask.shape)}, the trace has {len(trace.prompts)} prompts")
+    assert mask.shape == (len(trace.prompts),), mask.shape
     return take(trace, np.flatnonzero(mask))
 
 

@@ -32,7 +32,6 @@ class Rows(Protocol):
 
 
 def are_seconds(values: ArrayLike, positive: bool = False) -> bool:
-    """Whether all values are finite and at least 0, or above it if they must be ``positive``."""
     seconds = np.asarray(values, np.float64)
     return bool((np.isfinite(seconds) & (seconds > 0 if positive else seconds >= 0)).all())
 
@@ -62,13 +61,7 @@ def accepted_lengths(
 
 
 def check_rows(rows: Rows, remaining: NDArray[np.int64] | None = None, where: str = "the record") -> None:
-    """Raise :class:`TraceError` naming the first column with a value out of range, and the row.
-
-    Args:
-        rows: a record or a trace; the shapes must agree already.
-        remaining: as in :func:`accepted_lengths`.
-        where: what the rows belong to, for the message.
-    """
+    """Raise :class:`TraceError` naming the first column with a value out of range, and the row."""
     drafted = rows.draft_token >= 0
     entropy = rows.target_entropy
     _refuse(rows.token < 0, f"{where}: token must be 0 or more")
@@ -90,13 +83,7 @@ def check_rows(rows: Rows, remaining: NDArray[np.int64] | None = None, where: st
 def check_chances(
     acceptance: NDArray[np.float32], survival: NDArray[np.float32], drafted: NDArray[np.bool_], where: str
 ) -> None:
-    """Raise :class:`TraceError` naming the first chance out of range, and its row.
-
-    Args:
-        acceptance, survival: ``[P]``, see :class:`~draftgauge.traces.trace.SampledDrafts`.
-        drafted: ``[P]`` whether anything was drafted from the position.
-        where: what the rows belong to, for the message.
-    """
+    """Raise :class:`TraceError` naming the first chance out of range, and its row."""
     for name, values in (("acceptance", acceptance), ("survival", survival)):
         bad = np.where(drafted, ~((values >= 0) & (values <= 1)), ~np.isnan(values))
         _refuse(bad, f"{where}: {name} must be a chance where a token was drafted and NaN elsewhere")

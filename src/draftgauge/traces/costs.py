@@ -33,13 +33,9 @@ ARTEFACT = Artefact("draftgauge-costs", VERSION, "cost curve", AGAIN, error=Trac
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a cost curve was measured.
-
-    Attributes:
-        seconds: that measuring took.
-        samples: ``[G + 1]`` timed steps of each draft length over all contexts; 0 where it was interpolated.
-        half_width: half of the 95% interval of a whole step's seconds, as a share of them; of the length known worst.
-        note: what was left out to keep the time given, in one sentence; empty if nothing was.
+    """How a cost curve was measured: timed steps of each draft length (``[G + 1]``, 0 where interpolated); half of the
+    95% interval of a whole step's seconds, as a share, of the length known worst; what was left out to keep the time
+    given.
     """
 
     seconds: float
@@ -90,17 +86,12 @@ class CostCurve:
 
     @property
     def gamma_max(self) -> int:
-        """The longest draft measured."""
         return len(self.draft[0]) - 1
 
     def verify_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
-        """Seconds of a step that verifies ``tokens`` tokens (1..gamma_max + 1) and drafts none, interpolated linearly
-        between context lengths; beyond the measured ones the nearest counts. The arguments are broadcast.
-        """
         return self._interpolated(self.verify, np.asarray(tokens, np.int64) - 1, context)
 
     def draft_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
-        """Seconds of drafting ``tokens`` tokens (0..gamma_max), likewise."""
         return self._interpolated(self.draft, np.asarray(tokens, np.int64), context)
 
     def step_seconds(
@@ -140,22 +131,14 @@ class CostCurve:
 
     @property
     def backlog_max(self) -> int:
-        """The most tokens to take in that are told apart, at least 1."""
         return max(1, len(self.catch_up))
 
     def backlog_after(self, backlog: Numbers, drafted: Numbers, accepted: Numbers) -> NDArray[np.int64]:
-        """How many committed tokens the drafter has to take in after a step, at most ``backlog_max``.
-
-        A step that drafts leaves the target's own token and those accepted ones that the drafter has not taken in while
-        drafting: the last one after a full acceptance where it keeps them, else all. One that drafts nothing leaves the
-        ``backlog`` before it and all that it commits. Accepted tokens include looked-up ones; all are broadcast.
-        """
         kept = np.minimum(accepted, np.asarray(drafted) - 1) if self.keeps_drafted else 0
         after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + accepted + 1)
         return np.minimum(after, self.backlog_max).astype(np.int64)
 
     def catch_up_seconds(self, backlog: Numbers, drafted: Numbers) -> NDArray[np.float64]:
-        """Seconds that a backlog adds to steps, over one of a single token; 0 where nothing is drafted."""
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
 
@@ -171,18 +154,13 @@ class CostCurve:
         return ""
 
     def cost_ratio(self) -> float:
-        """Seconds of one more drafted token over those of verifying one, at the median context."""
         row = len(self.contexts) // 2
         lengths, seconds = np.arange(1, self.gamma_max + 1), self.draft[row][1:]
         per_token = float(np.polyfit(lengths, seconds, 1)[0]) if self.gamma_max > 1 else seconds[0]
         return max(0.0, per_token) / self.verify[row][0]
 
     def of_batches(self, largest: int = 1) -> BatchCosts:
-        """The costs of passes over up to ``largest`` requests together.
-
-        Raises:
-            TraceError: if that was not measured.
-        """
+        """The costs of passes over up to ``largest`` requests together."""
         if self.batched is None or self.batched.largest < largest:
             measured = "single requests" if self.batched is None else f"batches of 1 to {self.batched.largest}"
             raise TraceError(
@@ -216,7 +194,6 @@ class CostCurve:
             self.batched.validate()
 
     def save(self, path: Path) -> None:
-        """Write as JSON with a digest over all of it, atomically."""
         ARTEFACT.write(path, to_mapping(self))
 
     @classmethod
@@ -254,7 +231,6 @@ def run_costs(run: Path) -> CostCurve:
 
 
 def pair_fingerprint(manifest: Manifest) -> str:
-    """What the costs of a run's pair name it by."""
     draft = manifest.drafter if manifest.draft is None else manifest.draft.fingerprint
     return f"{manifest.target.fingerprint}+{draft}"
 

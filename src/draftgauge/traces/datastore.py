@@ -31,7 +31,7 @@ _SCHEMA = pa.schema([("prompt", pa.string()), ("tokens", pa.list_(pa.int32()))])
 
 @dataclass(frozen=True)
 class StoredOutput:
-    """The digest of a prompt and the tokens that answer it, which follow the prompt's own where those are kept."""
+    """The digest of a prompt and the tokens that answer it."""
 
     prompt: str
     tokens: tuple[int, ...]
@@ -39,17 +39,10 @@ class StoredOutput:
 
 @dataclass(frozen=True)
 class About:
-    """What a datastore says of itself.
-
-    Attributes:
-        vocabulary: that the token ids are of, see :func:`draftgauge.models.vocabulary.vocabulary_digest`.
-        capacity: most tokens that it holds.
-        with_prompts: whether texts begin with the prompt.
-    """
+    """What a datastore says of itself: the vocabulary of its token ids, and the most tokens that it holds."""
 
     vocabulary: str
     capacity: int
-    with_prompts: bool = False
     format: str = FORMAT
     version: int = VERSION
 
@@ -71,7 +64,6 @@ class Datastore:
 
     @property
     def tokens(self) -> int:
-        """How many there are, of all outputs."""
         return sum(len(output.tokens) for output in self.outputs)
 
     def with_outputs(self, outputs: Iterable[StoredOutput]) -> Datastore:
@@ -91,7 +83,6 @@ class Datastore:
         return replace(self, outputs=tuple(reversed(newest)))
 
     def save(self, path: Path) -> None:
-        """Write the file, atomically."""
         columns = [[output.prompt for output in self.outputs], [list(output.tokens) for output in self.outputs]]
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
         write_parquet(path, table.replace_schema_metadata({_KEY: json.dumps(asdict(self.about))}))
@@ -134,40 +125,24 @@ def grow(
     outputs: Iterable[StoredOutput],
     capacity: int | None = None,
 ) -> Datastore:
-    """Add outputs to the datastore in a file, which is made if it is not there; other processes wait.
-
-    Args:
-        path: of the file; its folder is made too.
-        about: of a new file; one that is there must agree in the vocabulary and in whether it keeps prompts.
-        outputs: newer than those in the file.
-        capacity: a new one for a file that is there.
-
-    Raises:
-        DraftgaugeError: if outputs cannot be added to the file, or it cannot be written; it is unchanged.
-    """
+    """Add outputs to the datastore in a file, which is made if it is not there; other processes wait."""
     require_writable_file(path)
     with alone(path):
         store = Datastore.load(path, about.vocabulary) if path.exists() else Datastore(about)
-        if store.about.with_prompts != about.with_prompts:
-            kept = "with" if store.about.with_prompts else "without"
-            raise DraftgaugeError(f"the datastore {path} keeps outputs {kept} their prompts: build another one")
         about = replace(store.about, capacity=store.about.capacity if capacity is None else capacity)
         store = replace(store, about=about).with_outputs(outputs)
         store.save(path)
     return store
 
 
-def stored_output(prompt: Sequence[int], output: Sequence[int], with_prompts: bool) -> StoredOutput:
-    """An output as a datastore keeps it."""
-    return StoredOutput(prompt_digest(prompt), (*(prompt if with_prompts else ()), *output))
+def stored_output(prompt: Sequence[int], output: Sequence[int]) -> StoredOutput:
+    return StoredOutput(prompt_digest(prompt), tuple(output))
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:
-    """A name of a prompt that follows from its tokens."""
     return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()[:32]
 
 
 def stored_prompts(store: Datastore, prompts: Iterable[Sequence[int]]) -> int:
-    """How many of some prompts the datastore holds an output of."""
     digests: set[Any] = {output.prompt for output in store.outputs}
     return sum(prompt_digest(prompt) in digests for prompt in prompts)

@@ -49,7 +49,6 @@ class EngineCosts:
 
     @property
     def gamma_max(self) -> int:
-        """The longest draft measured."""
         return len(self.draft[0]) - 1
 
     def curve(self, batch: int | None = None) -> CostCurve:
@@ -84,26 +83,16 @@ class EngineCosts:
             self.curve(batch).validate()
 
     def save(self, path: Path) -> None:
-        """Write as JSON, atomically."""
         atomic_write_text(path, json.dumps(to_mapping(self), indent=1) + "\n")
 
 
 def read_costs(path: Path, engine: str) -> dict[int, CostCurve]:
-    """Cost curves by batch size from a file: engine costs, or a curve of ``draftgauge profile``, which is of batch 1.
-
-    Raises:
-        TraceError: if the file is missing, is neither, cannot have been measured, or is of another engine.
-    """
     costs = load_engine_costs(path, engine)
     return {1: CostCurve.load(path)} if costs is None else {batch: costs.curve(batch) for batch in costs.batches}
 
 
 def load_engine_costs(path: Path, engine: str) -> EngineCosts | None:
-    """Engine costs from a file; None where it holds something else.
-
-    Raises:
-        TraceError: if the file cannot be read, cannot have been measured, or is of another engine.
-    """
+    """Engine costs from a file; None where it holds something else."""
     document = read_json(path, "file of costs", error=TraceError)
     if not isinstance(document, dict) or "batches" not in document:
         return None
@@ -118,11 +107,7 @@ def load_engine_costs(path: Path, engine: str) -> EngineCosts | None:
 
 
 def fitted_line(seconds: dict[int, list[float]], gamma_max: int) -> tuple[float, ...]:
-    """``[gamma_max + 1]`` medians by number of tokens; numbers that were not timed are interpolated, or extended.
-
-    Raises:
-        TraceError: if fewer than two numbers were timed.
-    """
+    """``[gamma_max + 1]`` medians by number of tokens; numbers that were not timed are interpolated, or extended."""
     seen = sorted(count for count, timings in seconds.items() if timings)
     if len(seen) < 2:
         raise TraceError(f"at least two numbers of tokens must be timed, not {seen or 'none'}")

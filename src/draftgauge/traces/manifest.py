@@ -29,17 +29,8 @@ MANIFEST = Artefact(
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the run.
-
-    Attributes:
-        source: as it was asked for: a name, hub id or path.
-        fingerprint: of its files, wherever they lie.
-        compression: of its weights, by name ("none", "fp32", "fp16", "bf16", "int8", "nf4", or the method of a
-            checkpoint that comes quantised).
-        family: ``model_type`` of its configuration.
-        engine: "lean", "static" or "modules".
-        dtype: of its activations, e.g. "float32".
-        attention: the kernels that its attention ran with; empty if it was not asked for.
+    """A model of the run: ``source`` as it was asked for, ``fingerprint`` of its files, ``family`` the ``model_type``
+    of its configuration, ``dtype`` of its activations, ``attention`` the kernels if they were asked for.
     """
 
     source: str
@@ -53,9 +44,7 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class PromptsEntry:
-    """The prompt file of the run as it was given, its SHA-256, and the prompts to record (or recorded, in a complete
-    run) with their tasks.
-    """
+    """The prompt file as it was given, and the prompts to record (recorded, in a complete run) with their tasks."""
 
     path: str
     sha256: str
@@ -65,7 +54,7 @@ class PromptsEntry:
 
 @dataclass(frozen=True)
 class OutputsEntry:
-    """The file of answers that were recorded in place of outputs decoded by the target; its path as it was given."""
+    """The file of answers that were recorded in place of outputs decoded by the target."""
 
     path: str
     sha256: str
@@ -78,12 +67,7 @@ class Manifest:
     Attributes:
         draftgauge, command, created, environment: the version, command line, date (UTC, ISO 8601) and machine.
         target, draft: the models; ``draft`` is None for a drafter without one.
-        drafter: by name or spec, e.g. "language_model".
-        device: e.g. "cpu" or "cuda".
-        gamma_max: longest draft recorded.
-        max_new_tokens: limit of output tokens.
-        seed: of whatever was random; greedy recording draws nothing.
-        prompts, rendering: what was recorded from, and how it became text.
+        gamma_max, max_new_tokens: longest draft and output.
         complete: whether all prompts are recorded.
         temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding.
         outputs: the answers that were recorded; None where the target decoded.
@@ -137,7 +121,6 @@ class Manifest:
         return identity
 
     def fingerprint(self) -> str:
-        """SHA-256 of :meth:`identity`, in hexadecimal; date, command and machine do not change it."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def refuse_other(self, other: Manifest, where: str) -> None:
@@ -145,10 +128,6 @@ class Manifest:
         texts.
 
         A tokenizer that is not the target's own counts too: by its place, which is no part of the fingerprint.
-
-        Args:
-            other: the manifest of a run that would go on with this one.
-            where: the beginning of the message, e.g. "FOLDER holds the trace".
         """
         mine, theirs = (each.identity() | {"tokenizer": _place(each.tokenizer)} for each in (self, other))
         if (self.temperature > 0) != (other.temperature > 0):
@@ -162,16 +141,11 @@ class Manifest:
             raise TraceError(f"{where} of another run ({'; '.join(listed)}); choose another folder, or remove it")
 
     def save(self, folder: Path) -> None:
-        """Write ``manifest.json`` into a folder that exists, atomically."""
         MANIFEST.write(folder / MANIFEST_NAME, to_mapping(self))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read ``manifest.json`` of a run folder.
-
-        Raises:
-            TraceError: if it is missing, damaged or not a manifest of this version.
-        """
+        """Read ``manifest.json`` of a run folder."""
         path = folder / MANIFEST_NAME
         if not path.exists():
             raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`")
@@ -184,5 +158,4 @@ class Manifest:
 
 
 def _place(tokenizer: str | None) -> str | None:
-    """Where a tokenizer lies, however the folder was spelled."""
     return str(Path(tokenizer).resolve()) if tokenizer and Path(tokenizer).exists() else tokenizer

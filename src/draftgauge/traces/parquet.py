@@ -22,16 +22,7 @@ class DamagedFileError(TraceError):
 
 
 def write_parquet(path: Path, table: pa.Table, **options: Any) -> None:
-    """Write a table and its schema's metadata, atomically.
-
-    Args:
-        path: of the file.
-        table: all of it.
-        options: of :class:`pyarrow.parquet.ParquetWriter`.
-
-    Raises:
-        DraftgaugeError: if the file cannot be written.
-    """
+    """Write a table and its schema's metadata, atomically."""
     sink = pa.BufferOutputStream()
     # Without Arrow's own copy of the schema, which would hold all metadata once more.
     with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False, **options) as writer:
@@ -44,12 +35,7 @@ def write_parquet(path: Path, table: pa.Table, **options: Any) -> None:
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """The table in a file of :func:`write_parquet`, one chunk a column.
-
-    Raises:
-        DamagedFileError: if it is truncated, changed, or no such file.
-        OSError: if it cannot be read.
-    """
+    """The table in a file of :func:`write_parquet`, one chunk a column."""
     content = path.read_bytes()
     start = content.rfind(_MARK) + len(_MARK)
     if start < len(_MARK):

@@ -21,23 +21,11 @@ PATIENCE = 60.0  # seconds that a worker whose driver died may take to end
 
 
 def part_folder(run: Path, part: int) -> Path:
-    """Where a part is recorded."""
     return run / PARTS / f"{part:04d}"
 
 
 def join_parts(run: Path) -> int:
-    """Copy the shards of all parts of a run into it, then remove the parts.
-
-    Args:
-        run: with its manifest; only one process writes into it.
-
-    Returns:
-        How many prompts joined.
-
-    Raises:
-        TraceError: if a part is of another run, or holds some of the prompts of a shard that the run has already.
-        DraftgaugeError: if a part is still being recorded.
-    """
+    """Copy the shards of all parts of a run into it, then remove the parts; returns how many prompts joined."""
     parts = sorted(path for path in (run / PARTS).glob("*") if (path / MANIFEST_NAME).exists())
     if not parts:
         return 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
@@ -17,15 +16,11 @@ from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.parquet import DamagedFileError
 from draftgauge.traces.sampled import with_chances
 from draftgauge.traces.shards import SIGNALS, Shard, list_lengths, read_shard, shard_paths, to_padded
-from draftgauge.traces.trace import PromptInfo, Trace
+from draftgauge.traces.trace import Trace
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run folders at a place: the folder itself if it has a manifest, else its sub-folders that have one, by name.
-
-    Raises:
-        TraceError: if there is none.
-    """
+    """The folder itself if it has a manifest, else its sub-folders that have one, by name."""
     if (folder / MANIFEST_NAME).is_file():
         return [folder]
     if not folder.is_dir():
@@ -39,23 +34,10 @@ def find_runs(folder: Path) -> list[Path]:
     return runs
 
 
-def read_trace(
-    folder: Path | str, tasks: Collection[str] | None = None, split: str | None = None, allow_incomplete: bool = False
-) -> Trace:
-    """Read a run folder.
-
-    Args:
-        folder: with ``manifest.json`` and the shards.
-        tasks: take the prompts of these tasks only.
-        split: take the prompts of this split only.
-        allow_incomplete: read what an interrupted run has recorded so far.
-
-    Returns:
-        The trace, its prompts by index.
-
+def read_trace(folder: Path | str, tasks: Collection[str] | None = None) -> Trace:
+    """Read a run folder, with the prompts in the order of their indices.
     Raises:
-        TraceError: if the folder holds no trace, an incomplete or damaged one, values that cannot be, or nothing of
-            what was asked.
+        TraceError: if the folder holds no trace, an incomplete or damaged one, or none of the tasks.
     """
     folder = Path(folder)
     manifest = Manifest.load(folder)
@@ -71,13 +53,13 @@ def read_trace(
             f"{folder} holds prompt {int(indices[counts > 1][0])} more than once; record the trace again into "
             "another folder"
         )
-    if not allow_incomplete and (not manifest.complete or len(prompts) < manifest.prompts.count):
+    if not manifest.complete or len(prompts) < manifest.prompts.count:
         raise TraceError(
             f"{folder} is incomplete: {len(prompts)} of {manifest.prompts.count} prompts are recorded; "
             f"{again} to finish"
         )
     if not prompts:
-        raise TraceError(f"{folder} holds no recorded prompts yet; {again}")
+        raise TraceError(f"{folder} holds no recorded prompts; {again}")
     longest = max(prompts, key=lambda prompt: prompt.output_tokens)
     if longest.output_tokens > manifest.max_new_tokens:
         raise TraceError(
@@ -100,24 +82,12 @@ def read_trace(
         check_chances(acceptance, survival, trace.drafted > 0, str(folder))
         trace = with_chances(trace, acceptance, survival)
     ordered = take(trace, np.argsort([prompt.index for prompt in prompts]))
-    return select(ordered, _chosen(ordered.prompts, tasks, split, folder))
-
-
-def read_texts(folder: Path, prompt_index: int) -> list[str]:
-    """The decoded pieces of one prompt's output, one a position.
-
-    Raises:
-        TraceError: if the folder holds no such prompt.
-    """
-    fingerprint = Manifest.load(folder).fingerprint()
-    for path in shard_paths(folder):
-        shard = read_shard(path, fingerprint)
-        if any(prompt.index == prompt_index for prompt in shard.prompts):
-            pieces: list[str] = shard.table.filter(pc.equal(shard.table["prompt_index"], prompt_index))[
-                "text"
-            ].to_pylist()
-            return pieces
-    raise TraceError(f"{folder} holds no prompt {prompt_index}")
+    if not tasks:
+        return ordered
+    known = {prompt.task for prompt in prompts}
+    if unknown := [task for task in tasks if task not in known]:
+        raise TraceError(f"{folder} holds no task {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    return select(ordered, [prompt.task in tasks for prompt in ordered.prompts])
 
 
 def _columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
@@ -134,22 +104,3 @@ def _columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
     except TraceError as error:
         raise TraceError(f"{shard.path} {error}") from error
     return columns
-
-
-def _chosen(
-    prompts: Sequence[PromptInfo], tasks: Collection[str] | None, split: str | None, folder: Path
-) -> NDArray[np.bool_]:
-    known_tasks, known_splits = {prompt.task for prompt in prompts}, {prompt.split for prompt in prompts}
-    for task in tasks or ():
-        if task not in known_tasks:
-            raise TraceError(f"{folder} holds no task {task!r}; it has {', '.join(sorted(known_tasks))}")
-    if split is not None and split not in known_splits:
-        raise TraceError(
-            f"{folder} holds no split {split!r}; it has {', '.join(sorted(name or '(none)' for name in known_splits))}"
-        )
-    keep = np.asarray(
-        [(not tasks or p.task in tasks) and (split is None or p.split == split) for p in prompts], np.bool_
-    )
-    if not keep.any():
-        raise TraceError(f"{folder} holds no prompts of {', '.join(sorted(tasks or ()))} in the split {split!r}")
-    return keep

@@ -9,30 +9,20 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import TraceError
 from draftgauge.traces.checks import accepted_lengths, check_chances, check_rows
 from draftgauge.traces.trace import PromptInfo
 
 Number = TypeVar("Number", np.int32, np.float32)
+Ragged = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
 class PromptRecord:
     """One prompt, recorded densely: ``N`` output positions, up to ``G`` tokens drafted from each.
 
-    The columns mean what they mean in :class:`~draftgauge.traces.trace.Trace`. In a record of sampled decoding, which
-    is one with ``acceptance`` and ``survival``, the drafts are the *refused* ones of
-    :class:`~draftgauge.traces.trace.SampledDrafts`.
-
-    Attributes:
-        info: the prompt; ``info.output_tokens`` is ``N``.
-        token: ``[N]`` int32, the target's output.
-        text: ``N`` decoded pieces; joined they are the output's text.
-        target_entropy: ``[N]`` float32, bits.
-        draft_token: ``[N, G]`` int32, -1 where nothing was drafted.
-        confidence, entropy, margin: ``[N, G]`` float32, NaN where nothing was drafted.
-        accepted: ``[N]`` int16, see :func:`~draftgauge.traces.checks.accepted_lengths`.
-        acceptance, survival: ``[N]`` float32, NaN where nothing was drafted; None for greedy decoding.
+    The columns ``[N]`` and ``[N, G]`` are those of :class:`~draftgauge.traces.trace.Trace`; ``text`` holds ``N``
+    decoded pieces of the output. A record of sampled decoding has ``acceptance`` and ``survival``, and its drafts are
+    the *refused* ones of :class:`~draftgauge.traces.trace.SampledDrafts`.
     """
 
     info: PromptInfo
@@ -49,12 +39,10 @@ class PromptRecord:
 
     @property
     def sampled(self) -> bool:
-        """Whether the output was drawn."""
         return self.acceptance is not None
 
     @property
     def gamma_max(self) -> int:
-        """Columns of the drafts, ``G``."""
         return int(self.draft_token.shape[1])
 
     @property
@@ -64,26 +52,16 @@ class PromptRecord:
         return counts
 
     def validate(self) -> None:
-        """Raise :class:`TraceError` naming the first thing that is off: a shape, a dtype, a value."""
+        """Raise :class:`TraceError` naming the first value that is off."""
         where, length = f"prompt {self.info.index}", self.info.output_tokens
-        if len(self.text) != length:
-            raise TraceError(f"{where}: text has {len(self.text)} pieces for {length} output tokens")
-        if self.draft_token.ndim != 2 or self.gamma_max < 1:
-            raise TraceError(
-                f"{where}: draft_token has shape {list(self.draft_token.shape)}, expected [{length}, gamma_max >= 1]"
-            )
-        if (self.acceptance is None) != (self.survival is None):
-            raise TraceError(f"{where}: acceptance and survival belong together, and one of them is missing")
+        assert len(self.text) == length, where
+        assert (self.acceptance is None) == (self.survival is None), where
         types = {"token": np.int32, "draft_token": np.int32, "accepted": np.int16}
         chances = ("acceptance", "survival") if self.sampled else ()
         for name in ("token", "target_entropy", "accepted", "draft_token", "confidence", "entropy", "margin", *chances):
-            column, dtype = getattr(self, name), np.dtype(types.get(name, np.float32))
-            flat = name in ("token", "target_entropy", "accepted", *chances)
-            shape = (length,) if flat else (length, self.gamma_max)
-            if column.shape != shape:
-                raise TraceError(f"{where}: {name} has shape {list(column.shape)}, expected {list(shape)}")
-            if column.dtype != dtype:
-                raise TraceError(f"{where}: {name} is {column.dtype}, expected {dtype}")
+            column, flat = getattr(self, name), name in ("token", "target_entropy", "accepted", *chances)
+            assert column.shape == ((length,) if flat else (length, self.gamma_max)), (where, name, column.shape)
+            assert column.dtype == types.get(name, np.float32), (where, name, column.dtype)
         check_rows(self, where=where)
         if self.acceptance is not None and self.survival is not None:
             check_chances(self.acceptance, self.survival, self.drafted > 0, where)
@@ -94,9 +72,9 @@ def make_record(
     token: Sequence[int],
     drafts: Sequence[Sequence[int]],
     gamma_max: int,
-    confidence: Sequence[Sequence[float]] | None = None,
-    entropy: Sequence[Sequence[float]] | None = None,
-    margin: Sequence[Sequence[float]] | None = None,
+    confidence: Ragged | None = None,
+    entropy: Ragged | None = None,
+    margin: Ragged | None = None,
     target_entropy: Sequence[float] | None = None,
     text: Sequence[str] | None = None,
 ) -> PromptRecord:
@@ -110,14 +88,7 @@ def make_record(
         confidence, entropy, margin: as ragged as ``drafts``; by default those of a drafter that is certain (1, 0, 1).
         target_entropy: ``N`` values, by default 0.
         text: ``N`` pieces, by default ``"<token> "``.
-
-    Raises:
-        TraceError: if the lists do not fit together.
     """
-    if len(token) != len(drafts):
-        raise TraceError(
-            f"prompt {info.index}: {len(drafts)} drafts for {len(token)} tokens; every position has one, possibly empty"
-        )
     tokens = np.asarray(token, np.int32)
     draft_token = _padded(drafts, gamma_max, -1, np.int32)
     certain = [[1.0] * len(draft) for draft in drafts]
@@ -137,11 +108,10 @@ def make_record(
     return record
 
 
-def _padded(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type[Number]) -> NDArray[Number]:
-    """``[len(rows), width]`` with the rows to the left and ``fill`` behind them."""
+def _padded(rows: Ragged, width: int, fill: float, dtype: type[Number]) -> NDArray[Number]:
+    """``[len(rows), width]`` with ``fill`` behind each row."""
     lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-    if lengths.size and int(lengths.max()) > width:
-        raise TraceError(f"a draft of {int(lengths.max())} tokens does not fit gamma_max {width}")
+    assert not lengths.size or int(lengths.max()) <= width, (int(lengths.max()), width)
     padded = np.full((len(rows), width), fill, dtype)
     padded[np.arange(width) < lengths[:, None]] = np.asarray([value for row in rows for value in row], dtype)
     return padded

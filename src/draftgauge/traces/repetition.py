@@ -13,18 +13,15 @@ LENGTH = 4
 
 
 def grams_of(tokens: Sequence[int]) -> list[tuple[int, ...]]:
-    """The 4-grams of an output, in their order."""
     return list(zip(*(tokens[start:] for start in range(LENGTH)), strict=False))
 
 
 def gram_counts(tokens: Sequence[int]) -> tuple[int, int]:
-    """How many distinct 4-grams an output has, and how many in all; (0, 0) for a shorter one."""
     grams = grams_of(tokens)
     return len(set(grams)), len(grams)
 
 
 def distinct_share(outputs: Sequence[Sequence[int]]) -> float:
-    """Distinct 4-grams of each output over all its 4-grams, summed over outputs; 1 where no output is that long."""
     return distinct_ratio(np.array([gram_counts(tokens) for tokens in outputs], np.int64).reshape(-1, 2))
 
 

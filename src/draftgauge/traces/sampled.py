@@ -1,37 +1,32 @@
 """Sampled decoding on a trace: the chances of acceptance along an output, and drafts drawn from them.
 
 Speculative sampling (Leviathan, Kalman and Matias 2023, appendix A.1; Chen et al. 2023, theorem 1) drafts ``d ~ q``,
-accepts it with the chance ``min(1, p(d) / q(d))`` and else commits a draw from ``norm(max(p - q, 0))``. So at a
-position where a token was drafted, the committed token ``y`` and the event ``A`` that it is the drafted one have the
-joint law
+accepts it with the chance ``min(1, p(d) / q(d))`` and else commits a draw from ``norm(max(p - q, 0))``. So the
+committed token ``y`` and the event ``A`` that it is the drafted one have the joint law
 
-    P(y, A) = min(p(y), q(y)),        P(y, not A) = max(p(y) - q(y), 0),
+    P(y, A) = min(p(y), q(y)),        P(y, not A) = max(p(y) - q(y), 0).
 
-whose sum over ``A`` is ``p(y)``: lossless. Two chances follow, and they are not the same:
+Two chances follow, which are not the same:
 
     acceptance   b = P(A) = sum_v min(p(v), q(v))            before the token is known,
     survival     a = P(A | y) = min(1, q(y) / p(y))          once it is.
 
-What follows ``y`` does not depend on how it came. Hence, *given the whole output*, the acceptances at its positions are
-independent coins with the chances ``a``, whatever the policy; a walk over the output with such coins is the live
-process given that output, and what it takes on average, averaged over outputs, is what live decoding takes on average.
-Nothing is assumed of the policy, and only the draw of the output is left as noise.
+What follows ``y`` does not depend on how it came. Hence, *given the whole output*, acceptances are independent coins
+with the chances ``a``, whatever the policy: a walk over the output with such coins is the live process given that
+output, and averaged over outputs it takes what live decoding takes on average.
 
-Multiplying the ``b`` along the output is tempting and wrong: a token that was accepted has the law ``min(p, q) / b``,
-not ``p``, so the positions after it are those after tokens that both models like, where the next acceptance is
-likelier. What holds is
+Multiplying the ``b`` along the output is wrong: an accepted token has the law ``min(p, q) / b``, not ``p``, so the
+positions after it are those where the next acceptance is likelier. What holds is
 
     P(k tokens accepted from s on) = E[a(s) ... a(s + k - 2) b(s + k - 1)] = E[a(s) ... a(s + k - 1)],
 
-the first with less variance: ``b`` may stand for the last ``a``, as no later position enters. So walks use ``a``; rates
-by depth and the labels that a hazard is fitted to use ``b``, weighted with the product of the ``a`` before it
-(:func:`path_chances`).
+the first with less variance. So walks use ``a``; rates by depth and the labels that a hazard is fitted to use ``b``,
+weighted with the product of the ``a`` before it (:func:`path_chances`).
 
-A policy that looks at signals also sees the tokens drafted *after* a refused one, which no output shows. A refused
-token has the law ``norm(max(q - p, 0))`` and does not depend on the token committed in its place, so one *refused
-draft* a position, drawn from that law and then from the draft's own distributions, is all that is needed: a draft from
-``s`` refused at depth ``j`` is the output's tokens ``s .. s + j - 2``, then the refused draft of position ``s + j -
-1``.
+A policy that reads signals also sees the tokens drafted *after* a refused one, which no output shows. A refused token
+has the law ``norm(max(q - p, 0))``, independent of the token committed in its place, so one *refused draft* a position
+is recorded: a draft from ``s`` refused at depth ``j`` is the output's tokens ``s .. s + j - 2``, then the refused draft
+of position ``s + j - 1``.
 """
 
 from __future__ import annotations
@@ -46,8 +41,7 @@ from numpy.typing import NDArray
 from draftgauge.core.seeds import generator
 from draftgauge.traces.trace import PromptInfo, SampledDrafts, Trace
 
-DRAWS = 16
-"""Draws that an average is taken over where no exact expectation is known."""
+DRAWS = 16  # that an average is taken over where no exact expectation is known
 
 SIGNALS = ("confidence", "entropy", "margin")
 
@@ -56,13 +50,10 @@ SIGNALS = ("confidence", "entropy", "margin")
 class PathChances:
     """How the drafts from every position fare along the output; each array is ``[P, G]``, depth 1 first.
 
-    Attributes:
-        confidence, entropy, margin: of the draft's distribution at each depth, all tokens before it accepted.
-        reach: the chance that all tokens before that depth are accepted (for a greedy trace 0 or 1): a weight.
-        acceptance: the chance that the token drafted there is accepted, given that (0 or 1 likewise): a label.
-
-    All are NaN past the end of the output and where nothing was drafted; signals of a greedy trace also past the first
-    refused token.
+    ``confidence, entropy, margin`` are of the draft's distribution at each depth, all tokens before it accepted.
+    ``reach`` is the chance that all tokens before that depth are accepted (a weight), ``acceptance`` the chance that
+    the one drafted there is, given that (a label); both are 0 or 1 of a greedy trace. All are NaN past the end of the
+    output and where nothing was drafted; signals of a greedy trace also past the first refused token.
     """
 
     confidence: NDArray[np.float32]
@@ -84,17 +75,12 @@ def take_rows(sampled: SampledDrafts, rows: NDArray[np.int64]) -> SampledDrafts:
 
 
 def drawn(trace: Trace, draw: int = 0) -> Trace:
-    """A trace of sampled decoding with its drafts drawn: rows as in a greedy trace.
-
-    A prompt has the same coins of a ``draw`` in every trace and for every policy, so that comparisons are paired; draw
-    0 is in the columns of the trace itself.
-    """
+    # A draw uses the same random numbers for a prompt in every trace and for every policy: comparisons are paired.
     assert trace.sampled is not None, "a greedy trace has nothing to draw"
     return replace(trace, sampled=None, **draw_rows(trace.token, trace.prompts, trace.offsets, trace.sampled, draw))
 
 
 def draws(trace: Trace, count: int = DRAWS) -> Iterator[Trace]:
-    """So many independent draws of a trace of sampled decoding, always the same ones."""
     return (drawn(trace, draw) for draw in range(count))
 
 
@@ -154,11 +140,7 @@ def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) ->
 
 
 def path_chances(trace: Trace) -> PathChances:
-    """What a model of the acceptance hazard is fitted to, of a greedy trace or one of sampled decoding.
-
-    Fit to the labels ``acceptance`` with the weights ``reach``: for sampled decoding both are chances, which is the fit
-    to infinitely many drafts from every position (what is left of the noise is that of the output).
-    """
+    """What a model of the acceptance hazard is fitted to: labels ``acceptance`` with the weights ``reach``."""
     inside, depth = _inside(trace.offsets, trace.gamma_max), np.arange(trace.gamma_max)
     if trace.sampled is None:
         accepted = trace.accepted[:, None]

@@ -58,13 +58,7 @@ _COMPRESSION_LEVEL = 9  # of Zstandard: 5% smaller than its default, and as quic
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard that was read and found whole.
-
-    Attributes:
-        path: its file.
-        prompts: in the order of the rows.
-        table: the columns, one chunk each.
-    """
+    """A shard that was read and found whole: its prompts in the order of the rows, and its columns, one chunk each."""
 
     path: Path
     prompts: tuple[PromptInfo, ...]
@@ -72,12 +66,10 @@ class Shard:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The shards of a run folder, in the order of their numbers."""
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_number)
 
 
 def next_shard(folder: Path) -> Path:
-    """Where the next shard of a run folder is written."""
     return folder / f"positions-{max(map(_number, shard_paths(folder)), default=-1) + 1:05d}.parquet"
 
 
@@ -88,16 +80,7 @@ def _number(path: Path) -> int:
 
 
 def write_shard(path: Path, records: Sequence[PromptRecord], fingerprint: str) -> None:
-    """Write whole prompts, atomically.
-
-    Args:
-        path: see :func:`next_shard`.
-        records: each valid, all greedy or all of sampled decoding.
-        fingerprint: of the run, see :meth:`~draftgauge.traces.manifest.Manifest.fingerprint`.
-
-    Raises:
-        DraftgaugeError: if the file cannot be written; no part of it is left.
-    """
+    """Write whole prompts, atomically."""
     lengths = [record.info.output_tokens for record in records]
     draft_token = np.concatenate([record.draft_token for record in records])
     drafted = draft_token >= 0
@@ -132,12 +115,7 @@ def write_shard(path: Path, records: Sequence[PromptRecord], fingerprint: str) -
 
 
 def read_shard(path: Path, fingerprint: str) -> Shard:
-    """Read a shard and check that it is whole and of this run.
-
-    Raises:
-        DamagedFileError: naming the file and what is wrong with it.
-        TraceError: if the file cannot be opened, is of another run or another version of the columns.
-    """
+    """Read a shard and check that it is whole and of this run."""
     try:
         table = read_parquet(path)
         _check_schema(table.schema)
@@ -203,11 +181,7 @@ def to_lists(padded: NDArray[Any], present: NDArray[np.bool_]) -> pa.ListArray:
 
 
 def to_padded(lists: pa.ListArray, width: int, fill: float, dtype: type[np.generic]) -> NDArray[Any]:
-    """Inverse of :func:`to_lists`: ``P`` lists -> ``[P, width]`` with ``fill`` behind each.
-
-    Raises:
-        TraceError: if a list is longer than ``width`` or holds a null.
-    """
+    """Inverse of :func:`to_lists`: ``P`` lists -> ``[P, width]`` with ``fill`` behind each."""
     lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
     if lengths.size and lengths.max() > width:
         raise TraceError(f"has a draft of {int(lengths.max())} tokens, longer than gamma_max {width}")

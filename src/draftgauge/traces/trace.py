@@ -21,20 +21,10 @@ FINISHES = ("length", "stop")
 
 @dataclass(frozen=True)
 class PromptInfo:
-    """One recorded prompt.
-
-    Attributes:
-        index: position in the prompt file, counted from 0.
-        identifier: the file's own id of the prompt, else its index as text.
-        task: the kind of task.
-        split: "train", "validation", "test" or "" where the file names none.
-        prompt_tokens: length of the prompt.
-        output_tokens: length of the recorded output, ``N``, at least 1.
-        finish: "length" (the limit was reached) or "stop" (an end token is the last of the output).
-        prompt_token: the prompt's token ids, for policies that read the text; empty where they are not known.
-
-    Raises:
-        TraceError: for values out of range.
+    """One recorded prompt: ``index`` is its position in the prompt file, ``identifier`` the file's own id or the index,
+    ``split`` "train", "validation", "test" or "", ``output_tokens`` is ``N``, at least 1, ``finish`` "length" (the
+    limit was reached) or "stop" (an end token is the last of the output), ``prompt_token`` the prompt's token ids, for
+    policies that read the text.
     """
 
     index: int
@@ -58,18 +48,18 @@ class PromptInfo:
 class SampledDrafts:
     """What a trace of sampled decoding knows of the drafts from its positions, beside those that were drawn.
 
-    ``p`` and ``q`` are the distributions of target and draft at a position; ``y`` is the output's token there.
-    :mod:`draftgauge.traces.sampled` says what each of the two chances is for.
+    ``p`` and ``q`` are the distributions of target and draft at a position; ``y`` is the output's token there. See
+    :mod:`draftgauge.traces.sampled`.
 
     Attributes:
         acceptance: ``[P]`` the chance that a token drafted at the position is accepted, ``sum_v min(p(v), q(v))``.
-        survival: ``[P]`` the same chance once it is known that the output has ``y`` there, ``min(1, q(y) / p(y))``.
-        draft_token: ``[P, G]`` the *refused draft*: drafted from the position, its first token one that the target
-            refused; -1 where nothing was drafted.
-        confidence, entropy, margin: ``[P, G]`` its signals, NaN likewise. Those of its first token belong to the
-            position, whatever was drafted there.
-
-    Both chances are NaN where nothing could be drafted, as the text is longer than the draft model takes.
+        survival: ``[P]`` the same chance once the output is known to have ``y`` there, ``min(1, q(y) / p(y))``. Both
+        are
+            NaN where nothing could be drafted.
+        draft_token: ``[P, G]`` the *refused draft*: its first token is one that the target refused; -1 where nothing
+            was drafted.
+        confidence, entropy, margin: ``[P, G]`` its signals. Those of its first token belong to the position, whatever
+            was drafted there.
     """
 
     acceptance: NDArray[np.float32]
@@ -82,31 +72,25 @@ class SampledDrafts:
 
 @dataclass(frozen=True)
 class Trace:
-    """All positions of all prompts, one after the other.
-
-    ``P`` is the number of positions (the sum of the prompts' output lengths), ``G`` is ``gamma_max``.
+    """All positions of all prompts, one after the other: ``P`` of them, with drafts of up to ``G = gamma_max`` tokens.
 
     Attributes:
-        prompts: what was recorded, in the order of the rows.
+        prompts: in the order of the rows.
         offsets: ``[prompts + 1]``; prompt ``i`` owns the rows ``offsets[i]:offsets[i + 1]``.
         token: ``[P]`` the target's token at the position.
-        target_entropy: ``[P]`` bits, of the target's distribution that gave ``token``. A step that starts at position
-            ``p`` may know it only for the rows before ``p``.
-        drafted: ``[P]`` tokens drafted from the position: ``G``, fewer where the drafter ended the text or had no more
-            to propose.
-        accepted: ``[P]`` how many of the drafted tokens equal the target's continuation, 0..drafted. Tokens past the
-            recorded output count as rejected.
+        target_entropy: ``[P]`` bits, of the distribution that gave ``token``; a step that starts at ``p`` knows only
+            those before ``p``.
+        drafted: ``[P]`` tokens drafted from the position, fewer than ``G`` where the drafter ended the text or had no
+            more to propose.
+        accepted: ``[P]`` how many of them equal the target's continuation; tokens past the recorded output do not.
         draft_token: ``[P, G]``, -1 where nothing was drafted.
-        confidence: ``[P, G]`` top-1 probability, NaN where nothing was drafted.
-        entropy: ``[P, G]`` bits, NaN likewise.
-        margin: ``[P, G]`` top-1 minus top-2 probability, NaN likewise.
-        gamma_max: longest draft recorded.
-        max_new_tokens: the limit of output tokens; a live step that starts at ``p`` drafts at most ``max_new_tokens - p
-            - 1``.
+        confidence, entropy, margin: ``[P, G]`` top-1 probability, bits, top-1 minus top-2 probability; NaN likewise.
+        max_new_tokens: a live step that starts at ``p`` drafts at most ``max_new_tokens - p - 1``.
         compression: of the target, by name.
-        sampled: only of sampled decoding: the chances behind the drafts. The output then is one drawn from the target,
-            and the columns above hold one draw of the drafts, which any policy may be walked over like a greedy trace.
+        sampled: of sampled decoding only. The output is then one drawn from the target, and the columns above hold one
+            draw of the drafts.
         turns: prompts whose indices agree when divided by it are turns of one conversation.
+        derived: what was computed from the other columns, by name, so that it is computed once.
     """
 
     prompts: tuple[PromptInfo, ...]
@@ -125,9 +109,7 @@ class Trace:
     sampled: SampledDrafts | None = None
     turns: int = 1
     derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What was computed from the other columns, by name, so that it is computed once."""
 
     @property
     def positions(self) -> int:
-        """Rows of the trace, ``P``."""
         return int(self.offsets[-1])

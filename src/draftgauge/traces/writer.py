@@ -23,16 +23,12 @@ class TraceWriter:
     """Records prompts into a run folder; use it as a context manager.
 
     Every ``shard_prompts`` prompts become one file. Leaving the context writes what is still in memory, also after an
-    error or Ctrl-C. Leaving it without an error, with as many prompts recorded as the manifest names, marks the trace
-    complete.
+    error or Ctrl-C; left without an error and with as many prompts as the manifest names, the trace is complete.
 
-    Opening a folder that holds the same run (equal fingerprints) continues it: ``done`` says what need not be recorded
-    again, and more prompts of the same file may be added. Damaged shards are named to ``on_warning`` and removed, so
-    that their prompts are recorded again.
+    Opening a folder that holds the same run (equal fingerprints) continues it: the prompts in ``done`` need not be
+    recorded again. Damaged shards are removed with a warning, so that their prompts are recorded again.
 
-    Attributes:
-        folder: the run's folder.
-        manifest: as in the folder; that of a continued run keeps the command and date of its start.
+    ``manifest`` is that in the folder: a continued run keeps the command and date of its start.
     """
 
     def __init__(
@@ -46,13 +42,9 @@ class TraceWriter:
 
         Args:
             folder: created if need be.
-            manifest: of the run that wants to record; its ``prompts.count`` says how many prompts that is.
+            manifest: of the run; its ``prompts.count`` says how many prompts are to be recorded.
             shard_prompts: prompts a shard, at least 1.
-            on_warning: told of damaged shards; by default a Python warning.
-
-        Raises:
-            TraceError: if the folder holds another run, or shards without their manifest; nothing in it is changed.
-            DraftgaugeError: if the folder cannot be written to.
+            on_warning: told of damaged shards; a Python warning by default.
         """
         assert shard_prompts > 0, shard_prompts
         self.folder = folder
@@ -75,38 +67,21 @@ class TraceWriter:
 
     @property
     def done(self) -> set[int]:
-        """Indices of the prompts that are in whole shards."""
         return set(self._tasks)
 
     def add(self, record: PromptRecord) -> None:
-        """Record one prompt.
-
-        Raises:
-            TraceError: if the record is not valid, does not fit the manifest, or the prompt is recorded already.
-            DraftgaugeError: if its shard cannot be written; earlier shards are whole.
-        """
+        """Record one prompt, which is not recorded yet; earlier shards stay whole if its shard cannot be written."""
         record.validate()
-        where = f"prompt {record.info.index}"
-        if record.gamma_max != self.manifest.gamma_max:
-            raise TraceError(
-                f"{where}: drafts of up to {record.gamma_max} tokens, the run's gamma_max is {self.manifest.gamma_max}"
-            )
-        if record.info.output_tokens > self.manifest.max_new_tokens:
-            raise TraceError(
-                f"{where}: {record.info.output_tokens} output tokens, the run's limit is {self.manifest.max_new_tokens}"
-            )
-        if record.sampled and self.manifest.temperature == 0:
-            raise TraceError(f"{where}: a record of sampled decoding does not belong in a greedy run")
-        if self.manifest.temperature > 0 and not record.sampled:
-            raise TraceError(f"{where}: a greedy record does not belong in a run of sampled decoding")
-        if record.info.index in {*self._tasks, *(pending.info.index for pending in self._pending)}:
-            raise TraceError(f"{where} is recorded already in {self.folder}")
+        manifest, info = self.manifest, record.info
+        assert record.gamma_max == manifest.gamma_max, (record.gamma_max, manifest.gamma_max)
+        assert info.output_tokens <= manifest.max_new_tokens, info
+        assert record.sampled == (manifest.temperature > 0), info
+        assert info.index not in {*self._tasks, *(pending.info.index for pending in self._pending)}, info
         self._pending.append(record)
         if len(self._pending) >= self._shard_prompts:
             self._flush()
 
     def settle(self) -> None:
-        """Count the trace as complete with the prompts recorded so far; more may be added another time."""
         self._wanted = len(self._tasks) + len(self._pending)
 
     def __enter__(self) -> Self:
@@ -151,7 +126,7 @@ class TraceWriter:
         self._tasks.update((record.info.index, record.info.task) for record in records)
 
     def _mark_incomplete(self) -> None:
-        """Before the folder changes: a kill must not leave a trace that is called complete and is not."""
+        # Before the folder changes: after a kill a trace must not be called complete when it is not.
         prompts = replace(self.manifest.prompts, count=max(self.manifest.prompts.count, self._wanted))
         incomplete = replace(self.manifest, complete=False, prompts=prompts)
         if incomplete != self.manifest:

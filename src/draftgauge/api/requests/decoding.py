@@ -28,11 +28,11 @@ from draftgauge.core.settings import option
 
 DATASTORE_TOKENS = 1 << 17  # most tokens that a new datastore holds
 PLAIN = "plain"  # in place of a policy: decode without speculation
+EARLIER = "earlier outputs ('datastore build') to look tokens up in, not of these prompts."
 NAMED = "a policy, e.g. no-draft, fixed (every length), fixed:4, hf-heuristic, or a fitted file; may be repeated."
 
 
 def policies_option(help: str) -> Any:
-    """Policies by name or fitted file, whose parameters hold commas."""
     return option((), short="-p", name="--policy", repeated=True, help=help)
 
 
@@ -48,10 +48,7 @@ class ProfileRequest:
     """
 
     out: Path = option(help="folder for the trace; run again with the same folder to resume.")
-    seconds: float | None = option(
-        None,
-        help="start no further prompt of a compression after this time; costs are measured on top. Run again for more.",
-    )
+    seconds: float | None = option(None, help="start no further prompt of a compression after this time.")
     pair: PairSpec = PairSpec()
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
@@ -59,13 +56,8 @@ class ProfileRequest:
     sampling: SamplingSpec = SamplingSpec()
     randomness: SeedSpec = SeedSpec()
     costs: CostSpec = CostSpec()
-    batches: tuple[int, ...] = option(
-        (), help="also measure passes over batches of these sizes, e.g. 1,2,4,8, for 'draftgauge replay --batches'."
-    )
-    outputs: Path | None = option(
-        None,
-        help="record a serving engine's answers: OpenAI's batch output, whose custom_id are the prompts' ids.",
-    )
+    batches: tuple[int, ...] = option((), help="also measure batches of these sizes, e.g. 1,2,4,8, for 'replay'.")
+    outputs: Path | None = option(None, help="record a serving engine's answers, in the form of OpenAI's batch output.")
     plan: bool = option(False, help="print the memory and disk that recording takes, and record nothing.")
     where: ExecutorSpec = ExecutorSpec()
 
@@ -113,16 +105,11 @@ class RankRequest:
 class FitRequest:
     """Fit a policy on the training prompts of a trace, and show its gain on the validation prompts."""
 
-    folder: Path = option(
-        positional=True,
-        help="a recorded run, or a folder of runs, with training prompts; prompts that name no split are divided.",
-    )
+    folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
     policy: str = option("stopping", short="-p", help="'stopping', 'two-source' or 'speckv'.")
     out: Path = option(help="file to write, ending in .json; give it to --policy of replay and bench.")
-    tasks: tuple[str, ...] = option((), help="learn from the prompts of these tasks only, separated by commas.")
-    compression: tuple[str, ...] = option(
-        (), help="learn from the runs of these compressions only, separated by commas."
-    )
+    tasks: tuple[str, ...] = option((), help="learn from these tasks only, separated by commas.")
+    compression: tuple[str, ...] = option((), help="learn from runs of these compressions only.")
     randomness: SeedSpec = SeedSpec()
 
 
@@ -131,16 +118,10 @@ class DatastoreBuildRequest:
     """Put outputs of a recorded run into a datastore, for --datastore of replay, bench and generate."""
 
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
-    out: Path = option(
-        help="the datastore's file; new outputs are added, and replace earlier ones to the same prompts."
-    )
+    out: Path = option(help="the datastore's file; outputs are added, and replace earlier ones to the same prompts.")
     split: str = option("train", help="the prompts whose outputs are kept: train, validation, test or all.")
     tasks: tuple[str, ...] = option((), help="keep outputs of these tasks only, separated by commas.")
-    with_prompts: bool = option(False, help="keep prompts too.")
-    capacity: int | None = option(
-        None,
-        help="the most tokens to keep, newest outputs first; 131072, or what the file was built with.",
-    )
+    capacity: int | None = option(None, help="the most tokens to keep, newest outputs first; 131072 if left out.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "capacity")
@@ -153,21 +134,10 @@ class ReplayRequest:
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
     policies: tuple[str, ...] = policies_option(NAMED)
     judged: JudgedSpec = JudgedSpec()
-    sweep: tuple[float, ...] = option(
-        (), help="evaluate at these cost ratios (a drafted token over a verification), e.g. .04,.10,.25."
-    )
-    tune: bool = option(
-        False,
-        help="also evaluate policies that have parameters at those that are fastest on the training prompts.",
-    )
-    batches: tuple[int, ...] = option(
-        (),
-        help="find the best length at these batch sizes, e.g. 1,2,4,8, with which the run was profiled.",
-    )
-    datastore: Path | None = option(
-        None,
-        help="earlier outputs ('draftgauge datastore build') to look tokens up in; not of the prompts judged on.",
-    )
+    sweep: tuple[float, ...] = option((), help="evaluate at these cost ratios (draft / verify), e.g. .04,.10,.25.")
+    tune: bool = option(False, help="also evaluate policies with parameters tuned on the training prompts.")
+    batches: tuple[int, ...] = option((), help="find the best length at these batch sizes, e.g. 1,2,4,8.")
+    datastore: Path | None = option(None, help=EARLIER)
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
@@ -183,28 +153,18 @@ class BenchRequest:
     prompt.
     """
 
-    folder: Path | None = option(
-        None,
-        positional=True,
-        help="a recorded run, which names the pair, prompts and lengths, or a folder of runs; else name the pair.",
-    )
+    folder: Path | None = option(None, positional=True, help="a recorded run, or a folder of runs; else name the pair.")
     policies: tuple[str, ...] = policies_option(NAMED)
     pair: PairSpec = PairSpec()
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
     costs: CostSpec = CostSpec()
-    over: str | None = option(
-        None,
-        help="the policy to state gains over; the best fixed length of a recorded run, else the fastest one here.",
-    )
+    over: str | None = option(None, help="the policy to state gains over; the best fixed length if left out.")
     baselines: bool = option(True, help="also run transformers' generate(), plain and assisted.")
     rounds: int = option(3, help="how often every prompt is decoded by every policy.")
     seconds: float | None = option(None, help="start no further prompt after this time.")
-    datastore: Path | None = option(
-        None,
-        help="earlier outputs ('draftgauge datastore build') to look tokens up in; not of the prompts decoded here.",
-    )
+    datastore: Path | None = option(None, help=EARLIER)
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
@@ -216,10 +176,7 @@ class BenchRequest:
 class BenchServersRequest:
     """Ask running servers, each at a setting of its own, prompt by prompt, and compare their speeds."""
 
-    servers: tuple[str, ...] = option(
-        positional=True,
-        help="servers as SETTING=URL, one of them plain: plain=http://127.0.0.1:8000 fixed:4=http://127.0.0.1:8001.",
-    )
+    servers: tuple[str, ...] = option(positional=True, help="servers as SETTING=URL, one of them plain=URL.")
     engine: str = option("vllm", short="-e", help="what they run: vllm or llama-server.")
     target: str | None = option(None, help="the model that they serve, for its tokenizer; 'reference' if left out.")
     prompts: PromptSpec = PromptSpec()
@@ -228,11 +185,7 @@ class BenchServersRequest:
     over: str | None = option(None, help="the setting to state gains over; the fastest fixed length if left out.")
     rounds: int = option(3, help="how often every prompt is decoded by every server.")
     seconds: float | None = option(None, help="start no further prompt after this time.")
-    advice: Path | None = option(None, help="JSON of 'draftgauge advise', to show how far it was off.")
-    costs_out: Path | None = option(
-        None,
-        help="write what a step costs, for 'draftgauge advise --costs'; draft=URL serves the draft model by itself.",
-    )
+    costs_out: Path | None = option(None, help="write what a step costs; draft=URL serves the draft model by itself.")
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
@@ -247,9 +200,7 @@ class GenerateRequest:
     """Decode a prompt with speculation and stream the text."""
 
     prompt: str | tuple[int, ...] = option(positional=True, help="the prompt; '-' reads it from standard input.")
-    policy: str = option(
-        "fixed:4", short="-p", help="how far to draft, e.g. fixed:4; 'plain' decodes without speculation."
-    )
+    policy: str = option("fixed:4", short="-p", help="how far to draft; 'plain' decodes without speculation.")
     pair: PairSpec = PairSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
@@ -258,10 +209,7 @@ class GenerateRequest:
     costs: CostSpec = CostSpec()
     stop: tuple[str, ...] = option((), repeated=True, help="end the output after this text; may be repeated.")
     chat: bool | None = option(None, negative="--raw", help=CHAT)
-    datastore: Path | None = option(
-        None,
-        help="earlier outputs to look tokens up in; this one is added, to a new file if there is none.",
-    )
+    datastore: Path | None = option(None, help="earlier outputs to look tokens up in; this one is added.")
     conversation: ChatSpec = ChatSpec()
 
 
@@ -271,12 +219,8 @@ class ReportRequest:
 
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
     out: Path | None = option(None, help="the file to write; report.html in the folder if left out.")
-    bench: tuple[Path, ...] = option(
-        (), repeated=True, help="JSON of 'draftgauge bench', to show live figures; may be repeated."
-    )
-    policies: tuple[str, ...] = policies_option(
-        "a policy to judge on test prompts, beside fitted ones in the folder; may be repeated."
-    )
+    bench: tuple[Path, ...] = option((), repeated=True, help="JSON of 'draftgauge bench', to show live figures.")
+    policies: tuple[str, ...] = policies_option("a policy to judge beside the usual ones; may be repeated.")
     title: str = option("How far to draft", help="heading of the report.")
 
 
@@ -286,26 +230,15 @@ class AdviseRequest:
     what a running server counts.
     """
 
-    folder: Path | None = option(
-        None, positional=True, help="a recorded run; may be left out with --url or --requests."
-    )
-    engine: str = option(
-        "draftgauge", short="-e", help="'draftgauge', 'transformers', 'gguf', 'llama-server', 'vllm' or 'sglang'."
-    )
-    costs: Path | None = option(
-        None,
-        help="JSON of what a step costs in the engine; if draftgauge decodes in it, the run's own if left out.",
-    )
+    folder: Path | None = option(None, positional=True, help="a recorded run; or else --url or --requests.")
+    engine: str = option("draftgauge", short="-e", help="draftgauge, transformers, gguf, llama-server, vllm or sglang.")
+    costs: Path | None = option(None, help="JSON of what a step costs in the engine; the run's own if left out.")
     url: str | None = option(None, help="a running server of the engine, e.g. http://127.0.0.1:8000.")
     model: str | None = option(None, help="refuse the server unless it serves this model.")
     requests: Path | None = option(None, help="vLLM's answers with metrics of every step, in place of a recorded run.")
     policies: tuple[str, ...] = policies_option("a policy to try beside the fixed lengths; may be repeated.")
     judged: JudgedSpec = JudgedSpec()
-    settings: Path | None = option(
-        None,
-        help="also write the engine's own settings to this file: vLLM's speculative configuration, SGLang's candidate "
-        "steps, llama.cpp's options.",
-    )
+    settings: Path | None = option(None, help="also write the engine's own settings to this file.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,45 +24,29 @@ class TokenizerSpec(CodeSpec):
 class TargetLoadSpec(TokenizerSpec):
     """How a target is loaded."""
 
-    engine: str = option(
-        "auto",
-        help="'lean', 'static' (with CUDA graphs), 'modules' (transformers), of GGUF files 'gguf' or 'gguf-fast'; see "
-        "docs/engines.md.",
-    )
+    engine: str = option("auto", help="'lean', 'static', 'modules', 'gguf' or 'gguf-fast' (docs/engines.md).")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec(TargetLoadSpec):
     """How models are loaded."""
 
-    device_map: str | None = option(
-        None, help="spread the target over all GPUs: 'auto', 'balanced', 'balanced_low_0' or 'sequential'."
-    )
+    device_map: str | None = option(None, help="spread the target over all GPUs: 'auto', 'balanced' or 'sequential'.")
     draft_device: str | None = option(None, help="where a draft model runs; with the target if left out.")
-    allow_pickle: bool = option(
-        False, help="read the pickled weights of a drafter's checkpoint, which can run code: if you trust its source."
-    )
+    allow_pickle: bool = option(False, help="read a drafter's pickled weights, which can run code.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairSpec:
     """A target and what drafts for it."""
 
-    target: str | None = option(
-        None,
-        help="target model: an id, a folder or 'reference' (bundled); or else the one a drafter was trained for.",
-    )
-    draft: str | None = option(
-        "reference", help="draft model: an id, a folder, 'reference' or 'reference/draft-small'."
-    )
+    target: str | None = option(None, help="target model: an id, a folder or 'reference' (bundled).")
+    draft: str | None = option("reference", help="draft model: an id, a folder or 'reference'.")
     compression: tuple[str, ...] = option(
-        ("none",),
-        help="how the target is compressed: none, fp32, fp16, bf16, int8 or nf4, or several with commas.",
+        ("none",), help="none, fp32, fp16, bf16, int8 or nf4, or several with commas."
     )
     drafter: str | None = option(
-        None,
-        help="what drafts: 'language_model' (the draft model), 'prompt_lookup', the folder of a trained drafter, or an "
-        "EAGLE-3 or DFlash checkpoint (folder or id).",
+        None, help="'language_model', 'prompt_lookup', a trained drafter's folder, or an EAGLE-3 or DFlash checkpoint."
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
@@ -74,7 +58,6 @@ class PairSpec:
             )
 
     def at(self, compression: str) -> PairSpec:
-        """The pair at one of its compressions."""
         return replace(self, compression=(compression,))
 
 
@@ -84,21 +67,16 @@ class PromptSpec:
 
     prompts: str | None = option(
         None,
-        help="JSON Lines or a JSON array with 'prompt', 'turns', 'messages' or 'conversations' (ShareGPT), OpenAI's "
-        "batch input, or 'reference:SPLIT'; the bundled test prompts if left out.",
+        help="JSON Lines with 'prompt', 'turns', 'messages' or 'conversations', or 'reference:SPLIT'; bundled test "
+        "prompts if left out.",
     )
     limit: int | None = option(None, help="use at most this many prompts, the first ones.")
-    per_task: int | None = option(None, help="use at most this many prompts of each task and split, the first ones.")
+    per_task: int | None = option(None, help="use at most this many prompts of each task and split.")
     tasks: tuple[str, ...] = option((), help="use these tasks only, separated by commas.")
     split: str | None = option(None, help="use the prompts of this split only: train, validation or test.")
-    long_prompts: str = option(
-        "error", help="prompts longer than the models take: error, truncate (keep the end) or skip."
-    )
+    long_prompts: str = option("error", help="prompts longer than the models take: error, truncate or skip.")
     chat: bool | None = option(None, negative="--raw", help=CHAT)
-    turns: int = option(
-        1,
-        help="of several turns, use up to this many, each a prompt behind the target's answers to the earlier ones.",
-    )
+    turns: int = option(1, help="of several turns, use up to this many, each behind the answers to earlier ones.")
     conversation: ChatSpec = ChatSpec()
 
     def __post_init__(self) -> None:
@@ -108,7 +86,6 @@ class PromptSpec:
 
     @property
     def rendering(self) -> Rendering:
-        """How these prompts become text."""
         return self.conversation.rendering(self.chat, self.turns)
 
 
@@ -117,9 +94,7 @@ class JudgedSpec:
     """Which prompts of a recorded run policies are judged on."""
 
     tasks: tuple[str, ...] = option((), help="judge on these tasks only, separated by commas.")
-    split: str | None = option(
-        None, help="judge on train, validation, test or all prompts; on test ones where the run has training ones too."
-    )
+    split: str | None = option(None, help="judge on train, validation, test or all; on test if there are enough.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +124,7 @@ class SamplingSpec:
     temperature: float = option(0.0, help="0 decodes greedily; above 0 output and drafts are sampled.")
     top_k: int = option(0, help="sample from the k most likely tokens; 0 is off.")
     top_p: float = option(1.0, help="sample from the smallest set with this much probability; 1 is off.")
-    checkpoint_sampling: bool = option(
-        False, help="take temperature, top_k and top_p from the target's own generation_config.json."
-    )
+    checkpoint_sampling: bool = option(False, help="sample as the target's own generation_config.json says.")
 
     def __post_init__(self) -> None:
         if self.checkpoint_sampling and (self.temperature, self.top_k, self.top_p) != (0.0, 0, 1.0):
@@ -169,7 +142,7 @@ class SamplingSpec:
 class ExecutorSpec(WorkersSpec):
     """Where prompts are recorded."""
 
-    shards: int = option(1, help="parts that the prompts are divided into; each is recorded by a worker of its own.")
+    shards: int = option(1, help="parts of the prompts, each recorded by a worker of its own.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +150,6 @@ class ExecutorSpec(WorkersSpec):
 
     @property
     def in_parts(self) -> bool:
-        """Whether workers record."""
         return self.shards > 1 or self.executor != "local"
 
 
@@ -185,11 +157,8 @@ class ExecutorSpec(WorkersSpec):
 class CostSpec:
     """How a pair's costs are measured."""
 
-    cost_seconds: float = option(
-        15.0,
-        help="seconds for measuring what a step costs, at each compression; fewer if the best length is settled.",
-    )
-    measure: bool = option(False, help="measure the pair's costs again, even if this machine has done so before.")
+    cost_seconds: float = option(15.0, help="seconds for measuring what a step costs, at each compression.")
+    measure: bool = option(False, help="measure the pair's costs again.")
 
     def __post_init__(self) -> None:
         if not self.cost_seconds >= 0:

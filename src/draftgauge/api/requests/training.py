@@ -28,9 +28,7 @@ class ExportRequest:
 
     drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
     out: Path = option(help="folder of the checkpoint.")
-    format: Literal["eagle3"] = option(
-        "eagle3", help="'eagle3', which vLLM, SGLang and speculators load; for drafters of the design 'hidden'."
-    )
+    format: Literal["eagle3"] = option("eagle3", help="'eagle3'; for drafters of the design 'hidden'.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +36,7 @@ class LearnedSpec:
     """What a trained drafter is measured with."""
 
     target: str | None = option(None, help="target of the drafter; the one that its folder names if left out.")
-    compression: str | None = option(
-        None, help="how the target is held: fp32, fp16, bf16, int8 or nf4; as it was in training if left out."
-    )
+    compression: str | None = option(None, help="fp32, fp16, bf16, int8 or nf4; as it was in training if left out.")
     depths: int | None = option(None, help="tokens in a draft; as many as it was trained for if left out.")
 
     def __post_init__(self) -> None:
@@ -67,10 +63,7 @@ class DiagnoseRequest:
     how far the gate is open.
     """
 
-    runs: tuple[Path, ...] = option(
-        positional=True,
-        help="folders that 'draftgauge train' wrote, of one target; those that differ only in their seed are pooled.",
-    )
+    runs: tuple[Path, ...] = option(positional=True, help="folders that 'draftgauge train' wrote; seeds are pooled.")
     learned: LearnedSpec = LearnedSpec()
     prompts: PromptSpec = PromptSpec(prompts="reference:validation", per_task=4, long_prompts="truncate")
     output: OutputSpec = OutputSpec(max_new_tokens=96)
@@ -116,7 +109,5 @@ class StudySpeckvRequest:
     """SpecKV (arXiv 2605.02888): its tables, computed from its author's records, and what else those records say."""
 
     steps: Path = option(help="the published table of steps, phase2_step_results.csv.")
-    experiments: Path | None = option(
-        None, help="the published table of experiments; without it there is nothing about seconds."
-    )
+    experiments: Path | None = option(None, help="the published table of experiments, for seconds.")
     out: Path | None = option(None, help="a folder that receives report.html.")

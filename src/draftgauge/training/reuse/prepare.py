@@ -18,7 +18,7 @@ from draftgauge.drafters.reuse.persistence import read_config
 from draftgauge.models.compression import check_compression
 from draftgauge.models.device import check_devices, choose_device, numbered
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.folder import model_folder
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
@@ -98,7 +98,7 @@ def norms_of(request: TrainingSpec) -> dict[str, bool]:
 def known_fingerprint(request: TrainingSpec) -> str | None:
     """Which model the target is; None where its weights are not on this machine yet."""
     try:
-        return fingerprint(resolve_source(request.target), texts=False)
+        return fingerprint(model_folder(request.target), texts=False)
     except ModelError:
         return None
 
