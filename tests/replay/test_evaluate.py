@@ -48,7 +48,7 @@ def costs(linear_costs: MakeCosts) -> CostCurve:
 @pytest.fixture(scope="module")
 def rows(trace: Trace, costs: CostCurve) -> dict[tuple[str, str], Row]:
     policies = {
-        spec: make_policy(spec, GAMMA_MAX) for spec in ("none", "fixed:1", "hf-heuristic", "cumulative-confidence")
+        spec: make_policy(spec, GAMMA_MAX) for spec in ("no-draft", "fixed:1", "hf-heuristic", "cumulative-confidence")
     }
     best = best_fixed_gamma(trace, costs)
     outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, costs).replay}
@@ -79,7 +79,7 @@ def test_gains_are_over_the_best_fixed_length(trace: Trace, costs: CostCurve, ro
     assert bound["captured"] == pytest.approx(1)
     assert bound["gain"] == pytest.approx(hindsight_gain(trace, costs))
     assert bound["gain"] > 0.05
-    for policy in ("none", "fixed:1", "hf-heuristic", "cumulative-confidence"):
+    for policy in ("no-draft", "fixed:1", "hf-heuristic", "cumulative-confidence"):
         row = rows[policy, "all"]
         expected = row["tokens_per_second"] / best["tokens_per_second"] - 1
         assert row["gain"] == pytest.approx(expected)
@@ -115,7 +115,7 @@ def test_turns_of_a_conversation_are_drawn_together(trace: Trace, costs: CostCur
 
 
 def test_drafting_nothing_has_no_acceptance_rate(rows: dict[tuple[str, str], Row]) -> None:
-    row = rows["none", "all"]
+    row = rows["no-draft", "all"]
     assert row["acceptance_rate"] is None
     assert row["tokens_per_step"] == 1.0
     assert row["drafted_per_step"] == 0.0
@@ -123,7 +123,7 @@ def test_drafting_nothing_has_no_acceptance_rate(rows: dict[tuple[str, str], Row
 
 def test_no_way_to_hindsight_no_share_of_it(trace: Trace, linear_costs: MakeCosts) -> None:
     hopeless = linear_costs(GAMMA_MAX, t_draft=10.0)
-    row = evaluate(trace, hopeless, {"none": FixedLength(0)})[-1]
+    row = evaluate(trace, hopeless, {"no-draft": FixedLength(0)})[-1]
     assert row["best_fixed_gamma"] == 0
     assert row["captured"] is None
 
@@ -226,7 +226,7 @@ def test_the_simplest_policy_that_is_level_with_the_fastest_is_recommended(trace
 
     near = "cumulative-confidence:threshold=0.3"
     assert chosen(near, "stopping") == near  # level, or ahead
-    assert chosen("none", near) == near  # nothing to tune, and far behind
+    assert chosen("no-draft", near) == near  # nothing to tune, and far behind
     assert chosen("fixed:1", "fixed:2", "fixed:3") == max(
         ("fixed:1", "fixed:2", "fixed:3"),
         key=lambda spec: replay(trace, make_policy(spec, GAMMA_MAX), costs).tokens_per_second,

@@ -11,10 +11,10 @@ from draftgauge.replaying.verdict import Verdict, verdict_of
     ("verdict", "said"),
     [
         (Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 20), "Draft with fixed:4: 1.30x plain decoding (95%: 1.20x to"),
-        (Verdict("none", "fixed:1", 0.9, 0.8, 0.95, 20), "Do not draft: the fastest policy, fixed:1, reaches 0.90x"),
-        (Verdict("none", "", 1.0, 1.0, 1.0, 20), "Do not draft: no policy that drafts was tried."),
+        (Verdict("no-draft", "fixed:1", 0.9, 0.8, 0.95, 20), "Do not draft: the fastest policy, fixed:1, reaches 0.90x"),
+        (Verdict("no-draft", "", 1.0, 1.0, 1.0, 20), "Do not draft: no policy that drafts was tried."),
         (Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 7, command="c"), "Not known yet: 7 of at least 8 prompts"),
-        (Verdict("none", "fixed:1", 1.0, 0.9, 1.1, 20), "Not known yet: the interval reaches both sides"),
+        (Verdict("no-draft", "fixed:1", 1.0, 0.9, 1.1, 20), "Not known yet: the interval reaches both sides"),
         (
             Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 20, "busy", "c"),
             "busy. To settle it, run `c` again with --measure",
@@ -29,8 +29,8 @@ def test_what_is_said(verdict: Verdict, said: str) -> None:
 def test_where_drafting_does_not_pay_the_figure_is_of_the_fastest_policy_that_drafts() -> None:
     def row(policy: str, ratio: float) -> dict:
         ends = {"ratio_to_plain_low": ratio - 0.05, "ratio_to_plain_high": ratio + 0.02}
-        row = {"policy": policy, "ratio_to_plain": ratio, "recommended": policy == "none", "prompts": 9}
+        row = {"policy": policy, "ratio_to_plain": ratio, "recommended": policy == "no-draft", "prompts": 9}
         return row | ends | {"cost_doubt": None}
 
-    found = verdict_of([row("none", 0.99), row("fixed:1", 0.9), row("svip", 0.95), row("hindsight", 1.2)])
-    assert (found.setting, found.drafting, found.speedup, found.speculate) == ("none", "svip", 0.95, False)
+    found = verdict_of([row("no-draft", 0.99), row("fixed:1", 0.9), row("svip", 0.95), row("hindsight", 1.2)])
+    assert (found.setting, found.drafting, found.speedup, found.speculate) == ("no-draft", "svip", 0.95, False)

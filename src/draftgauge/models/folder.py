@@ -41,6 +41,7 @@ def model_folder(source: str | Path, part: str = "target") -> str | Path:
     if not any((folder / name).is_file() for name in _MODEL_FILES):
         raise ModelError(f"{source} is not a model folder, it has no config.json")
     check_pointers(folder)
+    return source
 
 
 def check_pointers(folder: Path) -> None:
@@ -50,7 +51,6 @@ def check_pointers(folder: Path) -> None:
             raise ModelError(
                 f"{path} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull` in {folder}"
             )
-    return source
 
 
 def other_kind(folder: Path) -> str | None:
