@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, WorkersSpec, at_least_one
+from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, WorkersSpec, at_least_one
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import option
 
