@@ -6,6 +6,7 @@ from typing import Any
 
 from draftgauge.api.requests import RankRequest
 from draftgauge.cli.console import IncompleteError, joined_interval, progress, show_table, warn
+from draftgauge.core.printable import speed
 
 COLUMNS = {
     "rank": "rank",
@@ -49,5 +50,5 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     level = " (level)" if row["level"] and row["gain"] != 0 else ""
     rates = [row.get(f"alpha_{depth}") for depth in range(1, SHOWN_DEPTHS + 1)]
     acceptance = " ".join(f"{rate:.2f}" for rate in rates if rate is not None)
-    joined = joined_interval(row, "tokens_per_second", "{:.1f}") | joined_interval(row, "gain", "{:+.1%}")
+    joined = joined_interval(row, "tokens_per_second", speed) | joined_interval(row, "gain", "{:+.1%}".format)
     return row | joined | {"gain": joined["gain"] + level, "acceptance": acceptance}
