@@ -258,6 +258,9 @@ def test_half_a_download_and_pickled_weights_are_refused(copied: Path) -> None:
         build(copied, target)
     layout = read_layout(read_config(copied), "it")
     assert build_net(copied, layout, target, allow_pickle=True).layout.taps == (1, 3, 4)
+    torch.save({"a": Path("code")}, copied / "pytorch_model.bin")  # more than tensors is not unpickled
+    with pytest.raises(ModelError, match="damaged"):
+        build_net(copied, layout, target, allow_pickle=True)
     (copied / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match=r"lacks model\.safetensors: the download is not complete"):
         build(copied, target)

@@ -14,7 +14,7 @@ from draftgauge.api.recording import has_costs, make_manifests, measure_pair, mi
 from draftgauge.api.requests import PairSpec, ProfileRequest, RankRequest
 from draftgauge.api.runs import Warn, warn
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
@@ -57,7 +57,9 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
         try:
             _record(request, drafter, run, next(iter(runs.values()), None), progress)
             runs[drafter] = run
-        except DraftgaugeError as error:
+        except Exception as error:
+            if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
+                raise
             failed[drafter] = str(error)
             on_warning(f"{drafter} is left out: {error}")
     rows = [] if not runs else rank_rows(_comparable(runs, given, on_warning))
@@ -107,14 +109,15 @@ def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, p
     path, chosen = choose_prompts(prompts)
     encoded = encode_prompts(pair.encoder, chosen, path, request.output.max_new_tokens, prompts)
     manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, asked)[pair.compression]
-    answers = None if known is None else _answers(known)
+    answers = None if known is None else _answers(read_trace(known))
     if answers is not None and (lacking := [p.identifier for p, _ in encoded if p.index not in answers]):
         raise TraceError(f"{known} has no output for the prompts {', '.join(lacking[:3])}: record into another folder")
     require_writable(run)
     with only_writer(run):
         writer = TraceWriter(run, manifest, SHARD_PROMPTS)
         labelled = _labelled(progress, drafter)
-        if not missing_prompts(writer, encoded) and writer.manifest.complete and has_costs(writer, asked):
+        complete = writer.manifest.complete and not missing_prompts(writer, encoded)
+        if complete and has_costs(writer, asked) and not asked.costs.measure:
             return
         with writer:
             recorded = record_missing(pair, writer, encoded, asked, labelled, answers)
@@ -128,8 +131,7 @@ def _labelled(progress: Progress, drafter: str) -> Progress:
     return lambda what, done, total: progress(f"{drafter}: {what}", done, total)
 
 
-def _answers(run: Path) -> dict[int, Answer]:
-    trace = read_trace(run)
+def _answers(trace: Trace) -> dict[int, Answer]:
     ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
     return {prompt.index: Answer(trace.token[a:b].tolist(), prompt.finish) for prompt, a, b in ends}
 
@@ -139,7 +141,7 @@ def _comparable(
 ) -> dict[str, tuple[Trace, CostCurve]]:
     """Traces of the same prompts and outputs, with costs."""
     traces = {drafter: read_trace(run) for drafter, run in runs.items()}
-    outputs = {drafter: _outputs(trace) for drafter, trace in traces.items()}
+    outputs = {drafter: _answers(trace) for drafter, trace in traces.items()}
     first = next(iter(outputs.values()))
     shared = {i for i, output in first.items() if all(other.get(i) == output for other in outputs.values())}
     if len(shared) < max(map(len, outputs.values())):
@@ -152,11 +154,6 @@ def _comparable(
     measured = {drafter: run_costs(run) for drafter, run in runs.items() if drafter not in given}
     costs = given | (on_one_target(measured) if measured else {})
     return {drafter: (trace, costs[drafter]) for drafter, trace in kept.items()}
-
-
-def _outputs(trace: Trace) -> dict[int, tuple[int, ...]]:
-    ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
-    return {prompt.index: tuple(trace.token[a:b].tolist()) for prompt, a, b in ends}
 
 
 def _weights_mib(run: Path) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import ModelError
 from draftgauge.core.files import file_sha256
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import INDEX, check_pointers, explained, is_drafter_checkpoint
+from draftgauge.models.folder import INDEX, check_index, check_pointers, explained, is_drafter_checkpoint
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 
@@ -50,26 +50,20 @@ def read_tensors(source: str | Path, allow_pickle: bool = False) -> dict[str, Te
     tensors: dict[str, Tensor] = {}
     for path in weight_files(source, allow_pickle):
         try:
-            if path.suffix == ".bin":
-                tensors |= torch.load(path, map_location="cpu", weights_only=True)
-            else:
-                tensors |= load_file(path)
-        except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
-            raise ModelError(
-                f"{path} is damaged or half downloaded ({_first_line(error)}): download it again"
-            ) from error
+            pickled = path.suffix == ".bin"
+            tensors |= torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path)
+        except (SafetensorError, UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError) as error:
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise ModelError(f"{path} is damaged or half downloaded ({said}): download it again") from error
     return tensors
 
 
 def weight_files(source: str | Path, allow_pickle: bool = False) -> list[Path]:
     """The files that hold the weights, all of them there."""
-    index = _file(source, INDEX)
-    if index is not None:
-        named = _named_files(index)
-        found = {name: _file(source, name) for name in named}
-        if missing := [name for name, path in found.items() if path is None]:
-            raise ModelError(f"{source} lacks {', '.join(missing)}, which {INDEX} names: download the rest of it")
-        return [path for path in found.values() if path is not None]
+    check_index(source)
+    if (index := _file(source, INDEX)) is not None:
+        names = set(read_json(index, error=ModelError)["weight_map"].values())
+        return [path for name in sorted(names) if (path := _file(source, name)) is not None]
     whole = _file(source, WEIGHTS)
     if whole is not None:
         return [whole]
@@ -94,18 +88,6 @@ def checkpoint_fingerprint(source: str | Path) -> str:
     return fingerprint(path.parent, texts=False)
 
 
-def _named_files(index: Path) -> list[str]:
-    value = read_json(index, "file", "download the checkpoint again", ModelError)
-    weight_map = value.get("weight_map") if isinstance(value, Mapping) else None
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ModelError(f"{index} is damaged: its weight_map must name a file for each weight; download it again")
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index} names {name!r}: only safetensors files of the checkpoint's own folder are read")
-    return names
-
-
 def _file(source: str | Path, name: str) -> Path | None:
     """A file of a folder, or of a repository of the hub, downloaded if need be; None if there is none."""
     folder = Path(source)
@@ -119,7 +101,3 @@ def _file(source: str | Path, name: str) -> Path | None:
             str(source), name, _raise_exceptions_for_gated_repo=False, _raise_exceptions_for_missing_entries=False
         )
     return None if found is None else Path(found)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
