@@ -74,7 +74,7 @@ def check_against_speculators(folder: Path) -> None:
         begin = net.take_in(cache, text[1:], expected["hidden"][:-1])
         first, start = 2, 0 if net.layout.from_anchor else 1
         blocks = len(logits)
-        branches = net.branches(cache, first, begin[first : first + blocks], net.longest)
+        branches = net.branches(cache, first, begin[first : first + blocks])
         for place in range(net.longest):
             torch.testing.assert_close(branches.logits, logits[:, start + place], rtol=1e-4, atol=1e-4)
             if "confidence" in expected:
@@ -85,7 +85,7 @@ def check_against_speculators(folder: Path) -> None:
         return
     begin = net.take_in(cache, text, expected["hidden"])  # tokens after each anchor
     anchors = len(text) - len(logits)
-    branches = net.branches(cache, 0, begin[:anchors], len(logits))
+    branches = net.branches(cache, 0, begin[:anchors])
     for depth, wanted in enumerate(logits):
         torch.testing.assert_close(branches.logits, wanted[:anchors], rtol=1e-4, atol=1e-4)
         branches.advance(text[depth + 1 :][:anchors])
@@ -114,7 +114,7 @@ def test_greedy_output_is_the_plain_one_with_every_kind_of_policy(layout: str, e
     prompt, settings = tokens(6, vocabulary=48).tolist() * 2, DecodingSettings(24)
     plain = plain_decode(target, prompt, settings).tokens
     drafter, drafted = drafter_of(FIXTURES / layout, target), 0
-    for name in ("fixed:1", "fixed:6", "hf-confidence", "two-source", "adaedl"):
+    for name in ("fixed:1", "fixed:6", "hf-confidence", "two-source", "svip"):
         output = speculative_decode(target, drafter, make_policy(name, 6, LinearCosts()), prompt, settings)
         assert output.tokens == plain, name
         drafted += sum(step.drafted for step in output.steps)

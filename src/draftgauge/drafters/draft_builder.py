@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
@@ -49,7 +49,7 @@ class DraftBuilder:
         limit: int,
         keep_drafting: KeepDrafting | None,
         reads: Reads = OF_DRAFTED_TOKENS,
-        confidences: Sequence[float] | None = None,
+        confidence_at: Callable[[int], float] | None = None,
     ) -> Draft:
         """Draft up to ``limit`` tokens, at least one; ``keep_drafting`` and ``reads`` are as of
         :meth:`Drafter.propose`.
@@ -57,7 +57,7 @@ class DraftBuilder:
         Args:
             logits: ``[1, V]`` of the first token.
             advance: takes a drafted token ``[1]`` in and gives the logits ``[1, V]`` of the next.
-            confidences: what the drafter itself says of each token; else its probability is the confidence.
+            confidence_at: what the drafter itself says of the token at a depth, from 0; else its probability counts.
         """
         if keep_drafting is None and not self._reads_every_token:
             unread = self.build_unread(logits, advance, limit)
@@ -76,8 +76,8 @@ class DraftBuilder:
                 tokens.append(number)
             else:
                 ((confidence, entropy, margin, number),) = read_signals(logits, token, reads)
-                if confidences is not None:
-                    confidence = confidences[len(tokens)]
+                if confidence_at is not None:
+                    confidence = confidence_at(len(tokens))
                 tokens.append(number)
                 shown.append(Signal(len(tokens), confidence, entropy, margin, number if reads_text else -1))
             check_finite((number,), "draft model")

@@ -106,12 +106,12 @@ class DrafterNet(Protocol):
 
     Attributes:
         layout: of the checkpoint.
-        to_target: ``[V]`` the target's ids of the tokens it drafts; None if it drafts all.
+        d2t: ``[V]`` the target's ids of the tokens it drafts; None if it drafts all.
         longest: tokens of a draft at most; None if the context alone limits it.
     """
 
     layout: Layout
-    to_target: Tensor | None
+    d2t: Tensor | None
     longest: int | None
 
     def begin(self) -> Cache: ...
@@ -124,8 +124,8 @@ class DrafterNet(Protocol):
         """
         ...
 
-    def branches(self, cache: Cache, first: int, begin: Tensor, limit: int) -> Branches:
-        """Drafts of up to ``limit`` tokens from the anchors ``first .. first + R - 1``, which ``begin [R, ...]`` is of;
+    def branches(self, cache: Cache, first: int, begin: Tensor) -> Branches:
+        """Drafts from the anchors ``first .. first + R - 1``, which ``begin [R, ...]`` is of;
         they do not see the anchors after their own."""
         ...
 

@@ -19,9 +19,9 @@ class DFlashNet:
     """See :class:`~draftgauge.drafters.checkpoints.decoder.DrafterNet`."""
 
     def __init__(
-        self, layout: DFlashLayout, weights: Weights, embedding: Tensor, head: Tensor, to_target: Tensor | None
+        self, layout: DFlashLayout, weights: Weights, embedding: Tensor, head: Tensor, d2t: Tensor | None
     ) -> None:
-        self.layout, self.weights, self.to_target = layout, weights, to_target
+        self.layout, self.weights, self.d2t = layout, weights, d2t
         self.longest: int | None = layout.longest
         self._embedding, self._head = embedding, head
         self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
@@ -42,10 +42,10 @@ class DFlashNet:
         return tokens
 
     @torch.inference_mode()
-    def branches(self, cache: Cache, first: int, begin: Tensor, limit: int) -> DFlashBranches:
+    def branches(self, cache: Cache, first: int, begin: Tensor) -> DFlashBranches:
         states = self._block(cache, first, begin)
         start = 0 if self.layout.from_anchor else 1
-        states = states[:, start : start + min(limit, self.layout.longest)]
+        states = states[:, start:]
         return DFlashBranches(self, begin, states, F.linear(states, self._head).float())
 
     def _block(self, cache: Cache, first: int, tokens: Tensor) -> Tensor:

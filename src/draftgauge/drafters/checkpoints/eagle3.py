@@ -26,9 +26,9 @@ class Eagle3Net:
     longest: int | None = None
 
     def __init__(
-        self, layout: Eagle3Layout, weights: Weights, embedding: Tensor, head: Tensor, to_target: Tensor | None
+        self, layout: Eagle3Layout, weights: Weights, embedding: Tensor, head: Tensor, d2t: Tensor | None
     ) -> None:
-        self.layout, self.weights, self.to_target = layout, weights, to_target
+        self.layout, self.weights, self.d2t = layout, weights, d2t
         self._embedding, self._head = embedding, head
         self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
         self._tables = rotary_tables(layout.decoder, "the drafter's rotary embedding")
@@ -49,7 +49,7 @@ class Eagle3Net:
         cache.length = end
         return states
 
-    def branches(self, cache: Cache, first: int, begin: Tensor, limit: int) -> Eagle3Branches:
+    def branches(self, cache: Cache, first: int, begin: Tensor) -> Eagle3Branches:
         return Eagle3Branches(self, cache, first, begin)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,91 +11,27 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
-from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.decoder import Branches, DrafterNet
 from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
 from draftgauge.drafters.checkpoints.layouts import read_layout
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, note
-from draftgauge.drafters.draft_builder import DraftBuilder
+from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import Taps
-from draftgauge.policies.base import Signal
 from draftgauge.verification import Sampling
 
 
-class CheckpointDrafter:
+class CheckpointDrafter(ReuseDrafter):
     """Drafts with an EAGLE-3 or DFlash network from the hidden states that the target's passes leave behind.
 
-    With ``n`` committed tokens the target's cache holds ``n - 1``: the position ``n - 2`` is the *anchor* of the next
-    draft, and the last committed token its first input. Only anchors of committed text enter the drafter's cache, so
-    nothing is rolled back. Where the drafter has a head that predicts acceptance (DSpark), that is the confidence of
-    its signals.
+    Where it has a head that predicts acceptance (DSpark), that is the confidence of its signals.
     """
 
-    def __init__(
-        self,
-        net: DrafterNet,
-        target: CachedModel,
-        taps: Taps,
-        end_tokens: frozenset[int] = frozenset(),
-        sampling: Sampling | None = None,
-        generator: Generator | None = None,
-    ) -> None:
-        """Follow a target that never runs here; the other arguments are as of :class:`DraftBuilder`."""
-        self.net, self.target, self.taps = net, target, taps
-        self.end_tokens, self.sampling = end_tokens, sampling or Sampling()
-        self._builder = DraftBuilder(
-            target.spec.device, end_tokens, sampling, generator, net.to_target, target.spec.vocabulary
-        )
-        self._text: list[int] = []
-        self._cache = net.begin()
-        self._begin: Tensor | None = None  # of drafts from the last anchor
-
-    def keeps_drafted(self) -> bool:
-        """No: the states that the target leaves behind of accepted tokens are taken in anew."""
-        return False
-
-    def backlog(self) -> int:
-        return len(self._text) - 1 - self._cache.length
-
-    def prefill(self, context: list[int]) -> None:
-        """Start a new sequence, whose tokens but the last the target has taken in."""
-        self._text = list(context)
-        self._cache, self._begin = self.net.begin(), None
-        self._take_in()
-
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        """Draft up to ``limit`` tokens, fewer where the block or the target's context ends."""
-        branches, limit = self._branches(limit)
-        if branches is None:
-            return Draft([])
-        if keep_drafting is None or branches.confidence is None or SignalName.CONFIDENCE not in reads:
-            return self._builder.build(branches.logits, branches.advance, limit, keep_drafting, reads)
-        shown: list[Signal] = []
-
-        def keep(signal: Signal) -> bool:
-            shown.append(_predicted(signal, branches))
-            return keep_drafting(shown[-1])
-
-        draft = self._builder.build(branches.logits, branches.advance, limit, keep, reads)
-        if len(shown) < len(draft.signals):  # the builder does not ask about the last token that it may draft
-            shown.append(_predicted(draft.signals[-1], branches))
-        return draft._replace(signals=shown)
-
-    def propose_unread(self, limit: int) -> UnreadDraft | None:
-        """See :class:`~draftgauge.drafters.base.DraftsUnread`."""
-        if not self.target.spec.keeps_on_device:
-            return None
-        branches, limit = self._branches(limit)
-        return None if branches is None else self._builder.build_unread(branches.logits, branches.advance, limit)
-
-    def commit(self, accepted: int, tokens: list[int]) -> None:
-        self._text += tokens
+    net: DrafterNet  # type: ignore[assignment]
 
     @torch.inference_mode()
     def draft_everywhere(
@@ -114,47 +51,51 @@ class CheckpointDrafter:
         many = max(1, CHUNK // (self.net.longest or 1))
         for anchor in range(max(first, 0), anchors, many):
             until = min(anchor + many, anchors)
-            branches, rows = self.net.branches(cache, anchor, begin[anchor:until], longest), np.arange(anchor, until)
-            self._grow(branches, rows - first, longest, drafts)
+            branches = self.net.branches(cache, anchor, begin[anchor:until])
+            self._grow(branches, np.arange(anchor, until) - first, longest, drafts)
         limits = self.target.spec.context - len(prompt_tokens) - np.arange(len(output)) + 1
         beyond = np.arange(gamma_max) >= limits[:, None]
         drafts.tokens[beyond] = -1
         drafts.shown[:, beyond] = np.nan
-        cut_after_end(drafts, self.end_tokens)
+        cut_after_end(drafts, self._builder.end_tokens)
         return drafts
 
     def _grow(self, branches: Branches, rows: np.ndarray, longest: int, drafts: DenseDrafts) -> None:
         logits = branches.logits
         for depth in range(longest):
             best = logits.argmax(-1)
-            tokens = best if self.net.to_target is None else self.net.to_target[best]
+            tokens = best if self.net.d2t is None else self.net.d2t[best]
             note(logits, tokens, drafts, rows, depth)
             if branches.confidence is not None:
                 drafts.shown[0, rows, depth] = branches.confidence.cpu().numpy()
             if depth + 1 < longest:
                 logits = branches.advance(tokens)
 
-    def _branches(self, limit: int) -> tuple[Branches | None, int]:
-        """The draft that begins now, and how long it may get; None where none can."""
-        limit = min(limit, self.net.longest or limit, self.target.spec.context - len(self._text) + 1)
-        self._take_in()
-        if limit <= 0 or self._begin is None:
-            return None, 0
-        return self.net.branches(self._cache, self._cache.length - 1, self._begin, limit), limit
+    def _within_context(self, limit: int) -> int:
+        return min(super()._within_context(limit), self.net.longest or limit)
+
+    def _start(self) -> None:
+        self._cache = self.net.begin()
+        self._begin: Tensor | None = None  # of drafts from the last anchor
+        self._branches: Branches | None = None  # the draft that was begun last
+
+    def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        assert self._begin is not None
+        self._branches = self.net.branches(self._cache, self._taken - 1, self._begin)
+        return self._branches.logits, self._branches.advance
+
+    def _confidence_at(self) -> Callable[[int], float] | None:
+        branches = self._branches
+        return None if branches is None or branches.confidence is None else lambda depth: float(branches.confidence[0])
 
     def _take_in(self) -> None:
-        """Take in the anchors that are new since the last time, with the token after each."""
-        start, end = self._cache.length, len(self._text) - 1
+        start, end = self._taken, len(self._text) - 1
         if start >= end:
             return
         assert self.target.length >= end, "the target has not taken in the committed text"
         following = upload(self._text[start + 1 :], self.target.spec.device)
         self._begin = self.net.take_in(self._cache, following, self.taps.hidden(start, end))[-1:]
-
-
-def _predicted(signal: Signal, branches: Branches) -> Signal:
-    assert branches.confidence is not None
-    return signal._replace(confidence=float(branches.confidence[0]))
+        self._taken = end
 
 
 @register_drafter

@@ -83,7 +83,7 @@ class ReuseDrafter:
         if limit <= 0 or not self._taken:
             return Draft([])
         first, advance = self._drafting()
-        return self._builder.build(first, advance, limit, keep_drafting, reads, self._confidences())
+        return self._builder.build(first, advance, limit, keep_drafting, reads, self._confidence_at())
 
     @torch.inference_mode()
     def propose_unread(self, limit: int) -> UnreadDraft | None:
@@ -106,8 +106,8 @@ class ReuseDrafter:
         self._chain = begin(self.net)  # after depth 0 of the last anchor
         self._first: Tensor | None = None  # [V] logits of the first drafted token
 
-    def _confidences(self) -> list[float] | None:
-        """What a head of the drafter's own says of each token of a draft; None without one."""
+    def _confidence_at(self) -> Callable[[int], float] | None:
+        """What a head of the drafter's own says of the token at a depth of the draft; None without one."""
         return None
 
     def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -212,9 +212,9 @@ class BlockDrafter(ReuseDrafter):
             self._block = self._states(last[None], torch.tensor([[self._taken - 1]]), None)[0, 0]
         return self._block
 
-    def _confidences(self) -> list[float] | None:
+    def _confidence_at(self) -> Callable[[int], float] | None:
         estimated = self.net.confidences(self._slots())
-        return None if estimated is None else estimated.tolist()
+        return None if estimated is None else estimated.tolist().__getitem__
 
     def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         logits = iter(self.net.logits(self._slots()).split(1))
