@@ -228,9 +228,10 @@ def law_of_target(
     return {output: chance for output, chance in zip(outputs, chances.tolist(), strict=True) if chance > 0}
 
 
-def test_signals_limits_and_ends_of_drafts() -> None:
+@pytest.mark.parametrize("design", ["hybrid", "block-hybrid"])
+def test_signals_limits_and_ends_of_drafts(design: str) -> None:
     target = wrap(tiny_model(num_hidden_layers=4, vocab_size=SMALL_VOCABULARY, max_position_embeddings=24))
-    net = build_net(target.module, ("hybrid", 1, "project-rope"))
+    net = build_net(target.module, (design, 1, "project-rope"))
     drafter = build_drafter(target, net)
     prompt = tokens(20, vocabulary=SMALL_VOCABULARY).tolist()
     target.forward(torch.tensor(prompt[:-1]))

@@ -243,9 +243,10 @@ def test_every_design_sees_the_same_data_and_can_be_loaded(
     assert math.isfinite(result.loss)
 
 
-def test_accumulating_parts_is_the_whole_batch(base: TrainingSpec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{}, {"recipe": "block", "depths": 4, "anchors": 5}])
+def test_accumulating_parts_is_the_whole_batch(base: TrainingSpec, tmp_path: Path, change: dict[str, Any]) -> None:
     for parts in (1, 2):  # queries that start at their keys have gradients so small that AdamW takes rounding for them
-        request = replace(base, accumulation=parts, steps=2, attention_start="random", optimizer="adamw")
+        request = replace(base, **change, accumulation=parts, steps=2, attention_start="random", optimizer="adamw")
         train_drafter(request, tmp_path / str(parts))
     one, other = weights(tmp_path / "1"), weights(tmp_path / "2")
     for name, value in one.items():
