@@ -198,3 +198,10 @@ def test_settings_as_files() -> None:
         settings_document(engine_of("transformers"), "fixed:4", {1: 4}, deployment)
     with pytest.raises(DraftgaugeError, match="choose one of draftgauge, transformers"):
         engine_of("tgi")
+
+
+def test_looked_up_tokens_count_as_proposed(trace: Trace) -> None:
+    advice = advise_settings(Design("all", trace, None), engine_costs(0.1).curve(), ["lookup:least=1", "two-source"])
+    rates = [outcome.acceptance_rate for outcome in advice.outcomes]
+    assert all(rate is None or 0 <= rate <= 1 for rate in rates)
+    assert any(rates)

@@ -83,7 +83,8 @@ def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], c
     def outcome(setting: str, run: Replay) -> SettingOutcome:
         ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds, count))
         steps, drafted = float(run.steps.sum()), float(run.drafted.sum())
-        rate = float(run.accepted.sum()) / drafted if drafted else None
+        proposed = drafted + float((run.appended - run.dropped).sum())
+        rate = float(run.accepted.sum()) / proposed if proposed else None
         return SettingOutcome(setting, *ratio, float(run.committed.sum()) / steps, drafted / steps, rate)
 
     outcomes = tuple(outcome(setting, run) for setting, run in replays.items())
