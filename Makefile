@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-gpu test-engines test-speculators test-recipe test-faults test-fast lint types figures docs setup clean
+.PHONY: demo test test-real test-gpu test-engines test-speculators test-recipe test-faults test-fast lint types figures docs setup clean
 
 setup: $(VENV)/.installed
 
@@ -41,6 +41,10 @@ test: setup
 # The whole path on this machine's GPU, which the other tests do not see: they are the same on every machine.
 test-gpu: setup
 	DRAFTGAUGE_TEST_DEVICE=cuda $(BIN)/python -m pytest -rs tests/devices tests/drafters/test_reuse_attention.py
+
+# Published models through every verb that takes one; REAL_MODELS=FOLDER names where they are, else they are skipped.
+test-real: setup
+	DRAFTGAUGE_REAL_MODELS=$(REAL_MODELS) $(BIN)/python -m pytest -rs -s tests/real
 
 # vLLM in an environment of its own below .engines, and llama.cpp's converter: installed once, then only tested.
 test-engines: setup

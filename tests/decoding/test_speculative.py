@@ -121,7 +121,7 @@ def test_a_policy_that_needs_signals_gets_them_and_the_target_entropy():
     for step in policy.steps:
         position += step.committed
         behind_last = TARGET.row(text[position - 3], text[position - 2])
-        assert step.target_entropy == pytest.approx(float(entropy_bits(behind_last)))
+        assert step.target_entropy == pytest.approx(float(entropy_bits(behind_last[None])))
         assert [signal.depth for signal in step.signals] == list(range(1, step.drafted + 1))
     assert len(policy.asked) == sum(max(step.drafted - 1, 0) for step in policy.steps)
 

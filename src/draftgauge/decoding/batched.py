@@ -57,7 +57,6 @@ class Pass(NamedTuple):
 
     @property
     def even(self) -> bool:
-        """Whether all requests take in as many tokens."""
         return self.tokens == self.rows * self.widest
 
 
@@ -94,12 +93,10 @@ class BatchRun:
 
     @property
     def committed(self) -> int:
-        """Tokens of all outputs."""
         return sum(len(output.tokens) for output in self.outputs)
 
     @property
     def tokens_per_second(self) -> float:
-        """Committed tokens over seconds of decoding."""
         return self.committed / sum(self.seconds)
 
 
@@ -207,7 +204,6 @@ class _BatchLoop:
         self.passes: list[Pass] = []
 
     def admit(self, slot: int, prompt: list[int], output: BatchOutput) -> None:
-        """Give a slot to a prompt."""
         request = _Request(list(prompt), Stopper(self.settings), output)
         self.requests = dict(sorted({**self.requests, slot: request}.items()))
         self.target.prefill(slot, prompt[:-1])
@@ -300,7 +296,6 @@ class _BatchLoop:
         return finish is not None
 
     def cap(self, request: _Request) -> int:
-        """The most tokens that a request may draft."""
         room = self.capacity - len(request.text)
         return max(0, min(self.plan.gamma_max, request.stopper.remaining - 1, room))
 

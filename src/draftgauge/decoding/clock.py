@@ -28,7 +28,6 @@ class PhaseClock:
         self.phases = Phases() if enabled else None
 
     def start(self) -> None:
-        """The first phase begins."""
         if self.phases is not None:
             self._last = seconds(*self._devices)
 

@@ -60,7 +60,6 @@ class Generation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean committed tokens a step (a pass of the target)."""
         return len(self.tokens) / len(self.steps)
 
     @property

@@ -93,7 +93,7 @@ def speculative_decode(
         drafter.commit(min(accepted, draft.kept), tokens)
         last_token = tokens[-1]
         reads = policy.reads
-        entropy = float(entropy_bits(logits[len(tokens) - 1])) if SignalName.TARGET_ENTROPY in reads else math.nan
+        entropy = float(entropy_bits(logits[len(tokens) - 1, None])) if SignalName.TARGET_ENTROPY in reads else math.nan
         text = tokens if SignalName.TEXT in reads else ()
         step = Step(draft.drafted, accepted, len(tokens), draft.signals, entropy, text, draft.appended, draft.dropped)
         policy.observe(step)

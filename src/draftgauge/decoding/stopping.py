@@ -62,7 +62,6 @@ class StopStringWatch:
     """
 
     def __init__(self, strings: Sequence[str], detokenize: Detokenize) -> None:
-        """Watch for non-empty strings in text decoded with ``detokenize``."""
         self._strings = tuple(strings)
         self._detokenize = detokenize
         self._reach = max(map(len, strings)) + _SLACK
@@ -81,7 +80,6 @@ class StopStringWatch:
         return False
 
     def _forget(self, count: int) -> None:
-        """Drop tokens from the front of the tail."""
         dropped = self._ends[count - 1] if count else 0
         self._tail = self._tail[count:]
         self._ends = [end - dropped for end in self._ends[count:]]

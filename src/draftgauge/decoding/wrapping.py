@@ -11,7 +11,6 @@ class WrappedModel:
     """:class:`~draftgauge.models.base.CachedModel` that hands everything on to another."""
 
     def __init__(self, model: CachedModel) -> None:
-        """Wrap a model; its cache stays the only one."""
         self.model = model
         self.spec = model.spec
         self.module = model.module

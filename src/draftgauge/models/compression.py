@@ -38,7 +38,6 @@ MOST = 0.5  # of the weights: where more are in experts, a quantised model would
 
 
 def half_precision(dtype: torch.dtype) -> str:
-    """The compression that holds weights in a dtype of 16 bits; ``none`` for other dtypes."""
     return next((name for name in ("fp16", "bf16") if DTYPES[name] == dtype), "none")
 
 
@@ -131,7 +130,6 @@ def weight_bytes(compression: str, dtype: torch.dtype) -> float:
 
 
 def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A model of a configuration laid out without weights."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return model

@@ -28,7 +28,6 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def device_count(kind: str) -> int:
-    """How many devices of a kind this machine has; of a CPU, its cores."""
     if kind == "cpu":
         return os.cpu_count() or 1
     count = getattr(getattr(torch, kind, None), "device_count", None)

@@ -45,7 +45,6 @@ def model_folder(source: str | Path, part: str = "target") -> str | Path:
 
 
 def check_pointers(folder: Path) -> None:
-    """Refuse a folder whose large files were not fetched."""
     for path in (path for pattern in _READ_FILES for path in sorted(folder.glob(pattern))):
         if path.is_file() and path.open("rb").read(len(_POINTER)) == _POINTER:
             raise ModelError(

@@ -103,7 +103,6 @@ class GgufModel:
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def branches(self, starts: Tensor) -> _Branches:
-        """Open branches after the first ``starts[i]`` cached tokens, at most ``spec.branches`` of them."""
         check_starts(int(starts.min()), int(starts.max()), self._length)
         assert len(starts) <= self.spec.branches, (len(starts), self.spec.branches)
         self._close_branches()
@@ -111,7 +110,6 @@ class GgufModel:
         return self._branches
 
     def _close_branches(self) -> None:
-        """Free the cells of branches that are still open: they are the main text's again."""
         if self._branches is not None:
             self._branches.close()
             self._branches = None
@@ -215,13 +213,11 @@ class _Batch:
         )
 
     def fill(self, tokens: NDArray[np.int64], positions: Ints, sequences: Ints | int) -> None:
-        """Take ``n`` tokens with their positions and sequences, or the one that all of them are of."""
         count = len(tokens)
         self.batch.n_tokens = count
         self._tokens[:count], self._positions[:count], self._sequences[:count] = tokens, positions, sequences
 
     def ask(self, count: int, which: str) -> None:
-        """Ask for the logits of all ``count`` tokens, of the last one, or of none."""
         self._asked[:count] = which == "all"
         if which == "last":
             self._asked[count - 1] = 1

@@ -11,8 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
 from importlib.util import find_spec
@@ -210,7 +208,6 @@ def has_defaults(returned: ctypes.Structure, known: ctypes.Structure) -> bool:
 
 @_log_callback
 def _keep_error(level: int, text: bytes, _: Any) -> None:
-    """Keeps the last error that libllama logs, and prints nothing."""
     global _last_error
     if level == _ERROR_LEVEL:
         _last_error = text.decode(errors="replace").strip()
@@ -235,16 +232,6 @@ def open_model(path: Path, *, vocabulary_only: bool = False) -> Any:
     return model
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """The vocabulary and the metadata of a GGUF file, without its weights."""
-    model = open_model(path, vocabulary_only=True)
-    try:
-        yield model
-    finally:
-        libllama().llama_model_free(model)
-
-
 def metadata(model: Any, key: str) -> str:
     """A value of a file's metadata as text; empty if it has none."""
     value = ctypes.create_string_buffer(_VALUE_BYTES)
@@ -263,11 +250,11 @@ def check_gguf_vocabulary(tokenizer: PreTrainedTokenizerBase, path: Path, role: 
 
     ``role`` is the file's model in the message, "target" or "draft".
     """
-    library = libllama()
-    with opened(path) as model:
-        vocabulary = library.llama_model_get_vocab(model)
-        count = library.llama_vocab_n_tokens(vocabulary)
-        theirs = {i: library.llama_vocab_get_text(vocabulary, i).decode(errors="replace") for i in range(count)}
+    library, model = libllama(), open_model(path, vocabulary_only=True)
+    vocabulary = library.llama_model_get_vocab(model)
+    count = library.llama_vocab_n_tokens(vocabulary)
+    theirs = {i: library.llama_vocab_get_text(vocabulary, i).decode(errors="replace") for i in range(count)}
+    library.llama_model_free(model)
     ours = {index: token for token, index in tokenizer.get_vocab().items()}
     differing = sorted(index for index, token in ours.items() if theirs.get(index) != token)
     if differing:

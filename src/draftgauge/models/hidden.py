@@ -31,7 +31,6 @@ class HiddenStates:
         self._rows = torch.empty(shape, dtype=spec.dtype, device=spec.device)
 
     def rows(self, begin: int, end: int) -> Tensor:
-        """``[end - begin, S, H]`` of some positions: a view."""
         return self._rows[begin:end]
 
     def places(self, begin: int, end: int) -> dict[int, Tensor]:
@@ -69,7 +68,6 @@ def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int
 
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
-    """The decoder layers of a causal language model of transformers, first to last."""
     layers: nn.ModuleList = module.get_decoder().layers
     return layers
 

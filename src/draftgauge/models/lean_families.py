@@ -84,7 +84,6 @@ def _why_no_window(config: PreTrainedConfig) -> str | None:
 
 
 def of_a_family(model: PreTrainedModel) -> bool:
-    """Whether transformers' own code of one of :data:`FAMILIES` runs this model."""
     family = model.config.model_type
     folder = family.removesuffix("_text")
     return family in FAMILIES and type(model).__module__ == f"transformers.models.{folder}.modeling_{folder}"
@@ -108,7 +107,6 @@ def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
 
 
 def has_experts(mlp: nn.Module) -> bool:
-    """Whether a layer's MLP is a mixture of experts behind a router; a few layers of such a model may have none."""
     return not hasattr(mlp, "gate_proj")
 
 

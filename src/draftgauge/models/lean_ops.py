@@ -69,7 +69,6 @@ def residual(linear: Any, pack: bool, norm: Norm | None = None) -> Residual:
 
 
 def softcapped(project: Projection, cap: float) -> Projection:
-    """A projection whose outputs are bounded: ``cap tanh(y / cap)`` (Gemma 2)."""
     return lambda x: project(x).div_(cap).tanh_().mul_(cap)
 
 

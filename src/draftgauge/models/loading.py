@@ -249,7 +249,9 @@ def load_tokenizer(
     if is_gguf(source):
         return _gguf_tokenizer(Path(source))
     path = model_folder(source, part)
-    if _lacks_tokenizer(Path(path)):  # transformers makes an empty one for some families
+    folder = Path(path)
+    if (folder / "config.json").is_file() and not any(list(folder.glob(name)) for name in OF_TOKENIZERS):
+        # transformers makes an empty one for some families
         own = " (or --tokenizer FOLDER)" if part == "target" else ""
         raise ModelError(
             f"{source} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of its family there{own}"
@@ -258,10 +260,6 @@ def load_tokenizer(
     with explained(f"the tokenizer of {source}"):
         tokenizer("a")  # damaged settings show at the first text
     return tokenizer
-
-
-def _lacks_tokenizer(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and not any(list(folder.glob(name)) for name in OF_TOKENIZERS)
 
 
 def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:

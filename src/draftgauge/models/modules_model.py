@@ -63,7 +63,6 @@ class ModulesModel:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
         check_context(self.spec, self._length + len(tokens))
         keep = self._last_only if last_only else {}
         with attention_kernels(self.spec.device), self._keeping_hidden(len(tokens)):

@@ -73,7 +73,6 @@ def _conversation_ids(
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
-    """Token ids of a text, with the special tokens that the tokenizer itself adds where ``special``."""
     check_unicode(text, "the prompt")
     return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 

@@ -60,7 +60,6 @@ class RowsPass:
         self._state_layers: Sequence[int] = ()
 
     def keep_states(self, states: Tensor, layers: Sequence[int]) -> None:
-        """Copy the output of these ``S`` layers to ``states`` ``[positions, S, H]``; for passes of one row."""
         self._states, self._state_layers = states, layers
 
     def feed(self, tokens: Tensor, rows: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
@@ -308,5 +307,4 @@ class GraphPool:
 
 
 def graph_pool(weights: LeanWeights, device: torch.device) -> GraphPool | None:
-    """A pool for the graphs of a decoder's passes; None where they are not recorded."""
     return GraphPool(device) if device.type == "cuda" and weights.eager is None else None

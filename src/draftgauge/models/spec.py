@@ -16,7 +16,6 @@ UNLIMITED = 2**31 - 1  # context of models whose configuration names none (ALiBi
 
 
 def read_configuration(source: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The configuration of a model whose weights need not be there."""
     path = model_folder(source)
     with explained(source):
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
@@ -78,7 +77,6 @@ def check_context(spec: ModelSpec, length: int) -> None:
 
 
 def check_tokens(spec: ModelSpec, tokens: Sequence[int]) -> None:
-    """Raise ``ModelError`` if a text holds tokens that the model has not."""
     if (highest := max(tokens)) >= spec.vocabulary:
         raise ModelError(
             f"the text holds token {highest}, and this {spec.family} model has {spec.vocabulary}, counted from 0: the "
@@ -92,6 +90,5 @@ def context_note(spec: ModelSpec) -> str:
 
 
 def check_starts(lowest: int, highest: int, length: int) -> None:
-    """Raise ``ModelError`` if branches do not start inside the cached sequence."""
     if lowest < 1 or highest > length:
         raise ModelError(f"branches must start after 1..{length} cached tokens, got {lowest}..{highest}")

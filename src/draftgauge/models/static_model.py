@@ -45,7 +45,6 @@ class StaticModel(LeanModel):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
         if len(tokens) > STATIC_TOKENS:
             return super().forward(tokens, last_only)
         self._reserve(len(tokens))

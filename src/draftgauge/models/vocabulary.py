@@ -31,7 +31,6 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
 
 
 def difference(ids: Sequence[int], ours: Mapping[int, str], theirs: Mapping[int, str], owners: tuple[str, str]) -> str:
-    """What the first of some token ids mean to either of two owners."""
     meanings = [(index, _show(ours.get(index)), _show(theirs.get(index))) for index in ids[:SHOWN]]
     return "; ".join(f"{index} is {one} to {owners[0]}, {other} to {owners[1]}" for index, one, other in meanings)
 

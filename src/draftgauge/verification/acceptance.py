@@ -1,4 +1,4 @@
-"""Which drafted tokens stand, and the target's own token after them.
+"""Which drafted tokens are accepted, and the target's own token after them.
 
 Standard speculative sampling (Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
 Decoding", section 2.3 and appendix A.1). With ``q`` the distribution a token was drafted from and ``p`` the target's,
@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
     """The outcome of one verification.
 
     Attributes:
-        accepted: how many of the drafted tokens stand, from the first one on.
+        accepted: how many drafted tokens are accepted, from the first one on.
         token: the target's own token after them: the correction of the first rejected one, or the bonus.
     """
 
@@ -57,7 +57,8 @@ def accept(
         q[:drawn, : draft_probabilities.shape[-1]] = draft_probabilities
     q[drawn:gamma].scatter_(1, drafted[drawn:, None], 1.0)
     chances = p[:gamma].gather(1, drafted[:, None]) / q[:gamma].gather(1, drafted[:, None])
-    accepted = _leading(flip(chances[:, 0], generator))
+    flips = flip(chances[:, 0], generator)
+    accepted = flips.long().cumprod(0).sum(0, keepdim=True)  # [1], those before the first that is false
     own = draw(residual(p.index_select(0, accepted), q.index_select(0, accepted)), generator)
     return torch.cat((accepted, own))
 
@@ -73,11 +74,6 @@ def accept_greedy(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
     while accepted < len(drafted) and drafted[accepted] == best[accepted]:
         accepted += 1
     return Verdict(accepted, best[accepted])
-
-
-def _leading(stands: Tensor) -> Tensor:
-    """How many of boolean ``[g]`` are true before the first that is not: int64 ``[1]``."""
-    return stands.long().cumprod(0).sum(0, keepdim=True)
 
 
 def residual(target: Tensor, draft: Tensor) -> Tensor:

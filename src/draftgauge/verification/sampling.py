@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from draftgauge.core.errors import DraftgaugeError, ModelError
 
 NOT_FINITE = -1
-"""Stands in a token's place, in what is read from a device anyway, where its logits were not finite numbers."""
+"""Takes a token's place, in what is read from the device anyway, where its logits were not finite."""
 _TINY = torch.finfo(torch.float32).tiny
 _FIRST_WIDTH = 256  # tokens sorted at first for top-p, enough for most distributions
 
@@ -49,7 +49,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the distribution is one-hot, so that no random number is needed."""
         return self.temperature == 0
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from draftgauge.core.signals import DISTRIBUTION, Reads, SignalName
 
+ROWS_AT_ONCE = 32  # of a vocabulary of 152k tokens a distribution is 0.6 MB, and three copies of it exist
+
 
 def signals(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Confidence, entropy and margin of distributions at temperature 1, whatever temperature tokens are drawn at.
@@ -19,9 +21,13 @@ def signals(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         Three float32 ``[n]``: top-1 probability; entropy in bits; top-1 minus top-2 probability.
     """
-    distribution = logits.float().softmax(-1)
-    top = distribution.topk(2, dim=-1).values
-    return top[:, 0], _bits(distribution), top[:, 0] - top[:, 1]
+    parts = []
+    for rows in logits.split(ROWS_AT_ONCE):
+        distribution = rows.float().softmax(-1)
+        top = distribution.topk(2, dim=-1).values
+        parts.append((top[:, 0], _bits(distribution), top[:, 0] - top[:, 1]))
+    confidence, entropy, margin = (torch.cat(each) for each in zip(*parts, strict=True))
+    return confidence, entropy, margin
 
 
 def read_signals(logits: Tensor, tokens: Tensor, reads: Reads) -> list[tuple[float, float, float, int]]:
@@ -52,8 +58,8 @@ def read_signals(logits: Tensor, tokens: Tensor, reads: Reads) -> list[tuple[flo
 
 
 def entropy_bits(logits: Tensor) -> Tensor:
-    """Entropy in bits at temperature 1: ``[..., V]`` logits to float32 ``[...]``."""
-    return _bits(logits.float().softmax(-1))
+    """Entropy in bits at temperature 1: ``[n, V]`` logits to float32 ``[n]``."""
+    return torch.cat([_bits(rows.float().softmax(-1)) for rows in logits.split(ROWS_AT_ONCE)])
 
 
 def _bits(distribution: Tensor) -> Tensor:

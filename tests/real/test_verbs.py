@@ -1,0 +1,96 @@
+"""Published models through every verb that takes one: small, and judged by what holds of any model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import draftgauge
+from engine_processes import llama_server, need_llama_server
+from gguf_files import need_libllama
+from real_models import Model
+
+pytestmark = pytest.mark.slow
+Rows = list[dict[str, Any]]
+
+
+def run(*words: str, rows: Path | None = None) -> Rows:
+    """Run a verb, which must succeed; the rows that it wrote, if it writes some."""
+    result = draftgauge([*words, *(["--json", str(rows)] if rows else [])])
+    assert result.exit_code == 0, result.output
+    return json.loads(rows.read_text())["rows"] if rows else []
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+def test_generate(model: Model, name: str, tmp_path: Path) -> None:
+    pair = ["--target", model(name), "--drafter", "prompt_lookup", "--raw", "--max-new-tokens", "12"]
+    (row,) = run("generate", "1 2 3 4 5 1 2 3 4 5 1 2", *pair, "--policy", "fixed:3", rows=tmp_path / "rows.json")
+    assert row["tokens"] == 12
+    assert row["steps"] < 12  # the text is repeated, so that what is looked up in it is accepted
+    assert math.isfinite(row["tokens_per_second"])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gguf"])
+def test_a_pair_from_recording_to_advice(model: Model, prompts: str, suffix: str, tmp_path: Path) -> None:
+    if suffix:
+        need_libllama()
+    out = str(tmp_path / "run")
+    pair = ["--target", model(f"qwen2.5-coder-1.5b{suffix}"), "--draft", model(f"qwen2.5-coder-0.5b{suffix}")]
+    small = ["--prompts", prompts, "--max-new-tokens", "16"]
+    recorded = run(
+        "profile",
+        *pair,
+        *small,
+        "--gamma-max",
+        "4",
+        "--cost-seconds",
+        "5",
+        "--out",
+        out,
+        rows=tmp_path / "profile.json",
+    )
+    (row,) = [row for row in recorded if row["task"] == "all"]
+    assert row["first_accepted"] > 0.5  # models of one family, on plain questions
+    run("replay", out, "--policy", "stopping")
+    (advised, *_) = run("advise", out, rows=tmp_path / "advice.json")
+    assert advised["speedup"] > 0
+    benched = run(
+        *("bench", out, "--policy", "fixed:2", "--rounds", "1", "--limit", "1", "--no-baselines"),
+        rows=tmp_path / "bench.json",
+    )
+    assert {row["policy"] for row in benched} >= {"plain", "fixed:2"}
+    run("report", out, "--out", str(tmp_path / "report.html"))
+
+
+def test_a_drafter_from_training_to_export(model: Model, prompts: str, tmp_path: Path) -> None:
+    target, out = model("smollm2-135m"), str(tmp_path / "hidden")
+    training = ["--target", target, "--prompts", prompts, "--out", out, "--reuse", "hidden"]
+    training += ["--steps", "2", "--batch", "1", "--depths", "2", "--new-tokens", "16", "--length", "96"]
+    run("train", *training, "--plan")
+    run("train", *training)
+    measured = ["--prompts", prompts, "--limit", "1", "--max-new-tokens", "12"]
+    rows = run("evaluate", out, *measured, rows=tmp_path / "evaluated.json")
+    assert any(row["tokens_per_step"] >= 1 for row in rows if row.get("tokens_per_step"))
+    run("diagnose", out, *measured)
+    run("export", out, "--out", str(tmp_path / "eagle3"))
+    run("generate", "Say hello.", "--drafter", out, "--max-new-tokens", "8", "--policy", "fixed:2")
+    run("study", "kvshot", "--target", target, "--prompts", prompts, "--out", str(tmp_path / "study"), "--plan")
+
+
+def test_servers(model: Model, prompts: str, tmp_path: Path) -> None:
+    need_llama_server()
+    file, tokenizer = Path(model("smollm2-135m.gguf")), model("smollm2-135m")
+    draft = ("--spec-type", "draft-simple", "--spec-draft-model", str(file), "--spec-draft-n-max", "2")
+    with llama_server(file) as plain, llama_server(file, *draft) as drafting:
+        servers = [f"plain={plain}", f"fixed:2={drafting}"]
+        options = ["--engine", "llama-server", "--tokenizer", tokenizer, "--prompts", prompts, "--limit", "1"]
+        rows = run(
+            *("bench-servers", *servers, *options, "--max-new-tokens", "16", "--rounds", "1"),
+            rows=tmp_path / "rows.json",
+        )
+        assert {row["policy"] for row in rows} == {"plain", "fixed:2"}
+        run("advise", "--engine", "llama-server", "--url", drafting)
