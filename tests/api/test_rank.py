@@ -98,7 +98,13 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
     rows = json.loads(file.read_text())["rows"]
     assert [row["drafter"] for row in rows if "error" in row] == [bad]
     assert draftgauge(["rank", bad, *common, "--out", str(tmp_path / "none")]).exit_code == 1
-    assert draftgauge(["rank", "lookup", "lookup", *common]).exit_code == 2
+    for wrong in (
+        ["lookup", *common],
+        ["--target", str(tmp_path / "none")],
+        ["--prompts", str(tmp_path / "none.jsonl")],
+    ):
+        refused = draftgauge(["rank", "lookup", *common, "--out", str(tmp_path / "wrong"), *wrong])
+        assert refused.exit_code == 2, wrong
 
 
 def test_costs_of_an_engine_take_the_place_of_those_measured(models, ranked, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.pair import load_pair
+from draftgauge.api.pair import labelled, load_pair
 from draftgauge.api.prompts import choose_prompts, encode_prompts
 from draftgauge.api.recording import has_costs, make_manifests, measure_pair, missing_prompts, record_missing
 from draftgauge.api.requests import PairSpec, ProfileRequest, RankRequest
@@ -22,6 +22,8 @@ from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import drafter_kinds
 from draftgauge.models.device import release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.loading import load_tokenizer
+from draftgauge.models.reference import REFERENCE
 from draftgauge.replaying.ranking import NO_DRAFTER, on_one_target, rank_rows
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve, run_costs
@@ -47,9 +49,12 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
         and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
 
     Raises:
-        DraftgaugeError: for prompts, costs or a folder that cannot be used.
+        DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
     """
     given = _given_costs(request)
+    choose_prompts(request.prompts)  # what no drafter could use is refused before any is tried
+    load_tokenizer(request.loading.tokenizer or request.target or REFERENCE, request.loading.trust_remote_code)
+    require_writable(request.out)
     runs: dict[str, Path] = {}
     failed: dict[str, str] = {}
     for drafter in request.drafters:
@@ -86,8 +91,8 @@ def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
     kinds, named = drafter_kinds(), SHORT_NAMES.get(drafter, drafter)
     alone = named in kinds or any(kind.recognises(drafter) for kind in kinds.values())
     of_drafter = {"drafter": named} if alone else {"draft": drafter}
-    pair = PairSpec(target=request.target, compression=(request.compression,), **of_drafter)
-    return replace(pair, machine=request.machine, loading=request.loading)
+    pair = PairSpec(target=request.target or REFERENCE, compression=(request.compression,), **of_drafter)
+    return labelled(replace(pair, machine=request.machine, loading=request.loading))
 
 
 def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, progress: Progress) -> None:

@@ -80,7 +80,7 @@ class RankRequest:
         positional=True,
         help="what may draft: draft models, EAGLE-3 or DFlash checkpoints, folders of trained drafters, or 'lookup'.",
     )
-    target: str | None = option(None, help="target model: an id, a folder or 'reference' (bundled).")
+    target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
     compression: str = option("none", help="how the target is compressed: none, fp32, fp16, bf16, int8 or nf4.")
     prompts: PromptSpec = PromptSpec()
