@@ -88,7 +88,7 @@ def test_a_kind_is_registered_once(toy: str) -> None:
 
 
 def test_what_a_class_can_do_decides_how_it_is_recorded() -> None:
-    assert set(drafter_kinds()) == {"language_model", "prompt_lookup", "reuse"}
+    assert set(drafter_kinds()) == {"checkpoint", "language_model", "prompt_lookup", "reuse"}
     dense = {name for name, kind in drafter_kinds().items() if issubclass(kind.drafter_type, DraftsEverywhere)}
     sampled = {name for name, kind in drafter_kinds().items() if issubclass(kind.drafter_type, DraftsRefused)}
     assert dense == sampled == {"language_model"}
@@ -101,7 +101,7 @@ def test_a_choice_names_a_kind_or_a_source(tmp_path: Path) -> None:
     for drafter, draft, message in [
         ("language_model", None, "needs a draft model"),
         ("reuse", tmp_path, "drafter reuse needs the folder of a trained drafter"),
-        ("oracle", None, "unknown drafter 'oracle': choose language_model, prompt_lookup, or give the folder"),
+        ("oracle", None, "unknown drafter 'oracle': choose language_model, prompt_lookup, or give an EAGLE-3"),
     ]:
         with pytest.raises(DraftgaugeError, match=message):
             choose_drafter(drafter, draft)
