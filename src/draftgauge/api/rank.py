@@ -90,8 +90,8 @@ def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
     """A drafter is a kind, something that says itself what it is, or else a draft model."""
     kinds, named = drafter_kinds(), SHORT_NAMES.get(drafter, drafter)
     alone = named in kinds or any(kind.recognises(drafter) for kind in kinds.values())
-    of_drafter = {"drafter": named} if alone else {"draft": drafter}
-    pair = PairSpec(target=request.target or REFERENCE, compression=(request.compression,), **of_drafter)
+    pair = PairSpec(target=request.target or REFERENCE, compression=(request.compression,))
+    pair = replace(pair, drafter=named) if alone else replace(pair, draft=drafter)
     return labelled(replace(pair, machine=request.machine, loading=request.loading))
 
 

@@ -110,9 +110,11 @@ class DrafterNet(Protocol):
         longest: tokens of a draft at most; None if the context alone limits it.
     """
 
-    layout: Layout
     d2t: Tensor | None
     longest: int | None
+
+    @property
+    def layout(self) -> Layout: ...
 
     def begin(self) -> Cache: ...
 

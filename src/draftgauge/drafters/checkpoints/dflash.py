@@ -86,7 +86,10 @@ class DFlashBranches:
 
     def __init__(self, net: DFlashNet, tokens: Tensor, states: Tensor, logits: Tensor) -> None:
         self._net, self._states, self._block_logits = net, states, logits
-        self._place, self._recurrent = 0, None
+        self._place = 0
+        self._recurrent: Tensor | None = None
+        self.logits: Tensor = logits[:, 0]
+        self.confidence: Tensor | None = None
         self._read(tokens)
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -98,7 +101,8 @@ class DFlashBranches:
     def _read(self, before: Tensor) -> None:
         """The next place's logits and confidence, by the token before it."""
         layout, weights = self._net.layout, self._net.weights
-        state, logits, features = self._states[:, self._place], self._block_logits[:, self._place], None
+        state, logits = self._states[:, self._place], self._block_logits[:, self._place]
+        features: Tensor | None = None
         if layout.markov:
             features = F.embedding(before, weights["markov_head.markov_w1.weight"])
             logits = logits + weights.linear("markov_head.markov_w2", self._latent(state, features)).float()

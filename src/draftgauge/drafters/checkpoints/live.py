@@ -86,7 +86,14 @@ class CheckpointDrafter(ReuseDrafter):
 
     def _confidence_at(self) -> Callable[[int], float] | None:
         branches = self._branches
-        return None if branches is None or branches.confidence is None else lambda depth: float(branches.confidence[0])
+        if branches is None or branches.confidence is None:
+            return None
+
+        def now(depth: int) -> float:  # the draft has come as far as this depth
+            assert branches.confidence is not None
+            return float(branches.confidence[0])
+
+        return now
 
     def _take_in(self) -> None:
         start, end = self._taken, len(self._text) - 1
@@ -152,7 +159,7 @@ class CheckpointSource(DraftSource):
         generator: Generator | None,
     ) -> CheckpointDrafter:
         assert taps is not None
-        return CheckpointDrafter(self.net, target, taps, end_tokens, sampling, generator)
+        return CheckpointDrafter(self.net, target, taps, end_tokens, sampling, generator)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         assert self.source is not None
