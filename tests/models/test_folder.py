@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.errors import ModelError
 from draftgauge.drafters.source import choose_drafter
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import INDEX
@@ -93,7 +93,7 @@ def test_an_adapter_is_to_be_merged(tmp_path: Path) -> None:
 def test_a_drafter_of_serving_engines_is_not_a_draft_model(folder: Path, changes: dict[str, Any]) -> None:
     edit(folder, **changes)
     for load in (load_model, load_tokenizer):
-        with pytest.raises(ModelError, match="is a drafter of hidden states .*: give it as --drafter"):
+        with pytest.raises(ModelError, match=r"is a drafter of hidden states .*: give it as --drafter"):
             load(folder)
     assert choose_drafter(folder, None) == ("checkpoint", folder)
 

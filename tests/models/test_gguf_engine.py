@@ -164,9 +164,7 @@ def test_speculation_is_lossless_and_accepts_as_the_lean_engine_does(
         assert [(s.drafted, s.accepted) for s in ours.steps] == [(s.drafted, s.accepted) for s in theirs.steps]
 
 
-def test_quantised_files_decode_losslessly(
-    files: dict[str, Path], prompts: list[list[int]], tmp_path: Path
-) -> None:
+def test_quantised_files_decode_losslessly(files: dict[str, Path], prompts: list[list[int]], tmp_path: Path) -> None:
     small = tmp_path / "target-Q8_0.gguf"
     from benchmarks.quantise_gguf import quantise  # which needs the package gguf
 

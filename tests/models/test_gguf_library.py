@@ -1,4 +1,4 @@
-"""A libllama is used only where its structures are laid out as declared: a flag at a wrong offset aborts the process."""
+"""A libllama is used only where its structures are laid out as declared: a flag at a wrong offset can abort."""
 
 from __future__ import annotations
 

@@ -138,7 +138,10 @@ def _labelled(progress: Progress, drafter: str) -> Progress:
 
 def _answers(trace: Trace) -> dict[int, Answer]:
     ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
-    return {prompt.index: Answer(trace.token[a:b].tolist(), prompt.finish) for prompt, a, b in ends}
+    return {
+        prompt.index: Answer(trace.token[a:b].tolist(), "stop" if prompt.finish == "stop" else "length")
+        for prompt, a, b in ends
+    }
 
 
 def _comparable(
@@ -157,7 +160,7 @@ def _comparable(
         raise TraceError("the runs have no output in common: rank into a new folder")
     kept = {d: select(trace, [p.index in shared for p in trace.prompts]) for d, trace in traces.items()}
     measured = {drafter: run_costs(run) for drafter, run in runs.items() if drafter not in given}
-    costs = given | (on_one_target(measured) if measured else {})
+    costs = {**given, **(on_one_target(measured) if measured else {})}
     return {drafter: (trace, costs[drafter]) for drafter, trace in kept.items()}
 
 

@@ -70,7 +70,7 @@ def other_kind(folder: Path) -> str | None:
 
 
 def is_drafter_checkpoint(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` is of a drafter for serving engines: EAGLE, DFlash, DSpark or of the library speculators."""
+    """Whether a ``config.json`` is of a drafter for serving engines: EAGLE, DFlash, DSpark or of speculators."""
     architectures = config.get("architectures")
     names = " ".join(map(str, architectures)).lower() if isinstance(architectures, list) else ""
     return (

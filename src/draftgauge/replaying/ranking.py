@@ -35,7 +35,7 @@ class Ranked(NamedTuple):
     costs: CostCurve
     tokens: NDArray[np.int64]
     seconds: NDArray[np.float64]
-    steps: NDArray[np.int64]
+    steps: NDArray[np.int64] | NDArray[np.float64]  # expectations of sampled traces
 
     @property
     def speed(self) -> float:
@@ -125,12 +125,14 @@ def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
     tasks = [(task, mask) for task, mask in task_masks(trace) if task != ALL_TASKS]
     yield {"task": ALL_TASKS, "context": None}, np.ones(len(trace.prompts), np.bool_)
     if len(tasks) > 1:
-        yield from (({"task": task, "context": None}, mask) for task, mask in tasks)
+        for task, mask in tasks:
+            yield {"task": task, "context": None}, mask
     lengths = np.array([prompt.prompt_tokens for prompt in trace.prompts])
     ranges = [(name, (lengths >= least) & (lengths < most)) for least, most, name in CONTEXTS]
     ranges = [(name, mask) for name, mask in ranges if mask.any()]
     if len(ranges) > 1:
-        yield from (({"task": ALL_TASKS, "context": name}, mask) for name, mask in ranges)
+        for name, mask in ranges:
+            yield {"task": ALL_TASKS, "context": name}, mask
 
 
 def _row(

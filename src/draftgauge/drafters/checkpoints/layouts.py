@@ -248,8 +248,9 @@ def _eagle3(reader: _Reader) -> Eagle3Layout:
     if any(_windows(reader, shared["decoder"].layers)):
         raise ModelError(f"{reader.where}: EAGLE-3 drafters with sliding-window attention are not run here")
     shared["taps"] = tuple(sorted(shared["taps"]))  # engines hand them over in ascending order, whatever the list's is
-    norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return Eagle3Layout(**shared, **{name: reader.flag(name) for name in norms})
+    for norm in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+        shared[norm] = reader.flag(norm)
+    return Eagle3Layout(**shared)
 
 
 def _dflash(reader: _Reader, family: str) -> DFlashLayout:
