@@ -78,7 +78,7 @@ types: $(VENV)/.linters
 
 # The tables of README and docs, recomputed without a model from the published run and rows.
 figures: setup
-	$(BIN)/python benchmarks/bundled_pair.py
+	$(BIN)/python benchmarks/real_pair.py judge
 	$(BIN)/python benchmarks/figures.py
 
 # The site of docs/, into build/site.

@@ -1,4 +1,4 @@
-"""Puts published rows into the tables of the README and of docs: ``bundled pair``, ``rows``, ``depths``, ``widths``.
+"""Puts published rows into the tables of the README and of docs, by the names in ``TABLES``.
 
 A table stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``. With ``--check`` nothing is written,
 and a table that differs is an error.
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bundled_pair import ROWS, RULES, SWEEP
 from common import RESULTS, ROOT, console
 
 from draftgauge.core.provenance import read_measurement
@@ -51,28 +50,6 @@ def with_tables(text: str) -> str:
     return PLACE.sub(table, text)
 
 
-def bundled_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Gains over the best fixed length on the sealed prompts, replayed: a line for each task, then for each cost."""
-    columns = ["best fixed length", "it over plain", *(f"`{rule}`" for rule in RULES), "hindsight"]
-    yield f"| prompts, costs | {' | '.join(columns)} |"
-    yield f"|---|{'---:|' * len(columns)}"
-    measured = [row for row in rows if row["cost_ratio"] not in SWEEP]
-    for task in dict.fromkeys(row["task"] for row in measured):
-        yield _bundled_line(f"{task}, as measured", [row for row in measured if row["task"] == task])
-    for ratio in SWEEP:
-        own = [row for row in rows if row["cost_ratio"] == ratio]
-        yield _bundled_line(f"all, a drafted token at {ratio:.0%} of a verification", own)
-
-
-def _bundled_line(name: str, rows: Sequence[Row]) -> str:
-    by_rule = {row["policy"].partition(":")[0]: row for row in rows if not row["policy"].startswith("fixed")}
-    length = rows[0]["best_fixed_gamma"]
-    fixed = next(row for row in rows if row["policy"] == f"fixed:{length}")
-    gains = [interval(by_rule[rule]) for rule in RULES]
-    cells = [f"{length}", f"{fixed['ratio_to_plain']:.2f}x", *gains, f"{by_rule['hindsight']['gain']:+.1%}"]
-    return f"| {name} | {' | '.join(cells)} |"
-
-
 def interval(row: Row) -> str:
     """A gain with its 95% interval."""
     return f"{row['gain']:+.1%} [{100 * row['gain_low']:.1f}, {100 * row['gain_high']:.1f}]"
@@ -98,13 +75,35 @@ def real_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def real_tasks_table(rows: Sequence[Row]) -> Iterator[str]:
-    """In bfloat16: every task, the outputs that copy least of their prompts, and rules fitted without the task."""
+    """In bfloat16: every task, all of them, and the outputs that copy least of their prompts."""
+    yield from _real_designs(rows, lambda design: not design.startswith("without"))
+
+
+def real_held_out_table(rows: Sequence[Row]) -> Iterator[str]:
+    """In bfloat16: each task with rules that were fitted, tuned and chosen on the other three."""
+    yield from _real_designs(rows, lambda design: design.startswith("without"))
+
+
+def _real_designs(rows: Sequence[Row], wanted: Callable[[str], bool]) -> Iterator[str]:
     yield from _real_head("prompts", "8-grams copied from the prompt")
-    own = [row for row in rows if row["run"] == "bf16"]
+    own = [row for row in rows if row["run"] == "bf16" and wanted(row["design"])]
     for design, task in dict.fromkeys((row["design"], row["task"]) for row in own):
         chosen = [row for row in own if (row["design"], row["task"]) == (design, task)]
-        name = task if design == "all tasks" else f"{task}, fitted without it" if task != "all" else design
-        yield _real_line(name, chosen, f"{chosen[0]['copied_8grams']:.0%}")
+        yield _real_line(design if "third" in design else task, chosen, f"{chosen[0]['copied_8grams']:.0%}")
+
+
+def real_live_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Decoded live beside replayed: speed over plain decoding, and the gain over the best fixed length."""
+    replayed = read_measurement(RESULTS / "real-replayed.json").rows
+    found = [row for row in replayed if (row["run"], row["design"], row["task"]) == ("bf16", "all tasks", "all")]
+    yield "| setting | tokens a second | over plain decoding | over the best fixed length | the same replayed |"
+    yield "|---|---:|---:|---:|---:|"
+    for row in matching(rows, {"task": "all"}):
+        name = re.sub(r"^.*\.(.+)\.json$", r"\1", row["policy"])
+        modelled = next((each for each in found if each["policy"] == name), None)
+        over_plain = f"{row['ratio_to_plain']:.2f}x [{row['ratio_to_plain_low']:.2f}, {row['ratio_to_plain_high']:.2f}]"
+        cells = [f"{row['tokens_per_second']:.1f}", over_plain, interval(row), interval(modelled) if modelled else ""]
+        yield f"| `{name}` | {' | '.join(cells)} |"
 
 
 def _real_head(*first: str) -> Iterator[str]:
@@ -215,9 +214,10 @@ def _estimate(row: Row) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
-    "bundled pair": (ROWS, bundled_table),
     "best length": ("real-speckv.json", best_length_table),
     "real pair": ("real-replayed.json", real_table),
+    "real held out": ("real-replayed.json", real_held_out_table),
+    "real live": ("real-live-bf16.json", real_live_table),
     "real tasks": ("real-replayed.json", real_tasks_table),
     "depths": ("kvshot-depth.json", depths_table),
     "rows": ("kvshot-full.json", rows_table),
