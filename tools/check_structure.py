@@ -25,8 +25,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
-    ("src/draftgauge/**/*.py", LINES, 38_000),
-    ("tests/**/*.py", LINES, 27_800),
+    ("src/draftgauge/**/*.py", LINES, 36_000),
+    ("tests/**/*.py", LINES, 26_700),
     ("benchmarks/**/*.py", LINES, 2_500),
     ("README.md", LINES, 130),
     ("README.md", WORDS, 1_100),
@@ -34,7 +34,7 @@ LIMITS = (
     ("docs/LOG.md", LINES, 250),
     ("docs/results/**/*", KILOBYTES, 3_000),
 )
-LONGEST_FILE = 425  # lines of a Python file
+LONGEST_FILE = 400  # lines of a Python file
 
 
 def main(source: Path) -> int:
