@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from draftgauge.policies.registry import compared_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.evaluate import SAME_PROMPTS, best_fixed_gamma
 from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, prompt_keys, splits_of
+from draftgauge.serving.engines import fixed_length
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
@@ -208,8 +208,8 @@ def _bench(
     settings = DecodingSettings(max_new_tokens=length, end_tokens=pair.end_tokens)
     arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, policy) for spec, policy in made.items())]
     if request.baselines:
-        fixed = compared.over and re.fullmatch(r"fixed:([1-9]\d*)", compared.over.arm)
-        arms += transformers_arms(pair, length, int(fixed[1]) if fixed else DEFAULT_CONSTANT)
+        length_over = fixed_length(compared.over.arm) if compared.over else None
+        arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT)
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
     until = None
     if request.seconds is not None:
