@@ -78,7 +78,7 @@ class Bench:
 def measured(arms: Sequence[Arm], bench: Bench, label: str, over: Reference | None = None) -> Rows:
     """Arms against each other on held-out prompts; rows of all tasks together."""
     bench_arms(arms, bench.prompts, bench.rounds, np.random.default_rng(0), partial(show_progress, label))
-    return [row for row in bench_rows(arms, bench.prompts, "none", over) if row["task"] == "all"]
+    return [row for row in bench_rows(arms, bench.prompts, "uncompressed", over) if row["task"] == "all"]
 
 
 def lengths_with(lengths: Sequence[int], advice: Rows) -> list[str]:

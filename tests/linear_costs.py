@@ -44,4 +44,4 @@ def curve(drafting: float, verifying: float = 0.02, gamma_max: int = 6) -> CostC
     """A real cost curve of steps of 1 second and so much for each token drafted and verified."""
     draft = (tuple(drafting * n for n in range(gamma_max + 1)),)
     verify = (tuple(1 + verifying * n for n in range(gamma_max + 1)),)
-    return CostCurve((100,), verify, draft, (1.0,), "none", "cpu", "float32")
+    return CostCurve((100,), verify, draft, (1.0,), "uncompressed", "cpu", "float32")

@@ -76,7 +76,7 @@ def synthetic_records(seed: int, prompts: int, length: int, gamma_max: int) -> l
     return [synthetic_record(rng, index, n, gamma_max, max_new_tokens=length) for index, n in enumerate(lengths)]
 
 
-def synthetic_trace(seed: int, prompts: int, length: int, gamma_max: int, compression: str = "none") -> Trace:
+def synthetic_trace(seed: int, prompts: int, length: int, gamma_max: int, compression: str = "uncompressed") -> Trace:
     """A whole trace of :func:`synthetic_records`, with ``max_new_tokens`` = ``length``."""
     return make_trace(
         synthetic_records(seed, prompts, length, gamma_max), max_new_tokens=length, compression=compression
@@ -143,8 +143,8 @@ def synthetic_manifest(count: int, gamma_max: int, max_new_tokens: int, **change
         command="draftgauge profile --out here",
         created="2026-01-02T03:04:05+00:00",
         environment={"python": "3.11.7"},
-        target=ModelEntry("target", "t" * 8, "none", "qwen3", "lean", "float32"),
-        draft=ModelEntry("draft", "d" * 8, "none", "qwen3", "lean", "float32"),
+        target=ModelEntry("target", "t" * 8, "uncompressed", "qwen3", "lean", "float32"),
+        draft=ModelEntry("draft", "d" * 8, "uncompressed", "qwen3", "lean", "float32"),
         drafter="language_model",
         device="cpu",
         gamma_max=gamma_max,

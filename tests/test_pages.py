@@ -68,7 +68,7 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(draftgauge, "profile", functools.partial(draftgauge.profile, **SMALL))
     names: dict[str, Any] = {}
     for code in blocks(page, "python"):
-        exec(compile(code.replace('"int8"', '"none"').replace("=64", "=16"), page, "exec"), names)
+        exec(compile(code.replace('"int8"', '"uncompressed"').replace("=64", "=16"), page, "exec"), names)
     if page == "README.md":
         assert {row["policy"] for row in names["rows"]} >= {"fixed:1", "cumulative-confidence:threshold=0.3"}
         assert names["how"].tokens_per_step > 1

@@ -20,7 +20,7 @@ def write_run(folder: Path, prompts: int, device: str = "cpu", **changes: Any) -
     """A run of ``prompts`` prompts, by turns of every task and then of every split; ``changes`` are of its manifest."""
     verify = tuple((0.01 + 0.001 * np.arange(GAMMA_MAX + 1)).tolist())
     draft = tuple((0.002 * np.arange(GAMMA_MAX + 1)).tolist())
-    costs = CostCurve((0,), (verify,), (draft,), (0.01,), "none", device, "float32")
+    costs = CostCurve((0,), (verify,), (draft,), (0.01,), "uncompressed", device, "float32")
     with TraceWriter(folder, replace(synthetic_manifest(prompts, GAMMA_MAX, LENGTH), **changes)) as writer:
         for record in synthetic_records(1, prompts, LENGTH, GAMMA_MAX):
             writer.add(record)

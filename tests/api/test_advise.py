@@ -219,7 +219,7 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     words += ("--system", "Be brief.", "--chat-template-args", '{"enable_thinking": false}')
     assert recorded_with(sampled) == words
     assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
-    assert {*LOADED, "none"} == set(COMPRESSIONS)
+    assert {*LOADED, "uncompressed"} == set(COMPRESSIONS)
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best is not None

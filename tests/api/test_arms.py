@@ -64,7 +64,7 @@ def test_what_is_left_when_the_time_is_over(
     kept = bench_arms(arms, PROMPTS, 3, np.random.default_rng(0), lambda done, total: None, until=visits - 0.5)
     assert kept == prompts
     assert all(len(runs) == rounds for arm in arms for runs in arm.runs[:kept])
-    rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS[:kept], "none") if row["task"] == "all"}
+    rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS[:kept], "uncompressed") if row["task"] == "all"}
     assert rows["b"]["prompts"] == prompts
     assert rows["b"]["ratio_to_plain"] == 2
 
@@ -87,7 +87,7 @@ def timed_arms(**seconds: float) -> list[Arm]:
 )
 def test_gains_are_over_the_reference(over: Reference | None, arm: str, chosen_from: str) -> None:
     seconds = {PLAIN: 1.0, "fixed_2": 0.5, "fixed_4": 0.8, "svip": 0.4}
-    rows = [row for row in bench_rows(timed_arms(**seconds), PROMPTS, "none", over) if row["task"] == "all"]
+    rows = [row for row in bench_rows(timed_arms(**seconds), PROMPTS, "uncompressed", over) if row["task"] == "all"]
     assert {(row["over"], row["over_from"]) for row in rows} == {(arm, chosen_from)}
     base = seconds[arm.replace(":", "_")]
     for row in rows:
@@ -100,7 +100,7 @@ def test_turns_of_a_conversation_are_drawn_together() -> None:
     arms[1].runs = [[ArmRun([1, 2], 1, 2, 0.3 + 0.1 * (n // 2), 0.1)] for n in range(6)]
     both = [BenchPrompt([n], "a", n // 2) for n in range(6)]
     single = [Arm(arm.name, arm.decode, arm.runs[::2]) for arm in arms]
-    rows = [bench_rows(arms, both, "none")[-1], bench_rows(single, both[::2], "none")[-1]]
+    rows = [bench_rows(arms, both, "uncompressed")[-1], bench_rows(single, both[::2], "uncompressed")[-1]]
     for name in ("gain", "tokens_per_second", "ratio_to_plain"):
         ends = [[row[f"{name}{end}"] for end in ("", "_low", "_high")] for row in rows]
         assert ends[0] == pytest.approx(ends[1])
@@ -110,7 +110,7 @@ def test_an_output_that_is_over_with_its_first_pass_has_no_speed() -> None:
     """transformers' clock begins with the second one."""
     arms = timed_arms(**{PLAIN: 1.0, "transformers": 0.5})
     arms[1].runs[0] = [ArmRun([1], 1, 0, 0.0, 0.1)]
-    rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS, "none") if row["task"] == "all"}
+    rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS, "uncompressed") if row["task"] == "all"}
     assert {row["prompts"] for row in rows.values()} == {len(PROMPTS)}
     assert rows["transformers"]["tokens_per_second"] == pytest.approx(4.0)
     assert rows["transformers"]["ratio_to_plain"] == rows["transformers"]["ratio_to_plain_low"] == 2.0
@@ -124,7 +124,7 @@ def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(t
     arms = [own_arm(pair, DecodingSettings(1)), *transformers_arms(pair, 1)]
     prompts = [BenchPrompt([5, 6, 7], "a")]
     bench_arms(arms, prompts, 1, np.random.default_rng(0), lambda done, total: None)
-    rows = {row["policy"]: row for row in bench_rows(arms, prompts, "none") if row["task"] == "all"}
+    rows = {row["policy"]: row for row in bench_rows(arms, prompts, "uncompressed") if row["task"] == "all"}
     assert len(rows) == 5
     for name, row in rows.items():
         assert (row["tokens_per_second"] is not None and row["gain"] is not None) == (name == PLAIN), row
@@ -146,4 +146,4 @@ def test_an_outside_baseline_that_fails_drops_out_with_a_warning(fails_at: int) 
     kept = without_failed(arms, warnings.append)
     assert [arm.name for arm in kept] == [PLAIN, "c"]
     assert warnings == ["b fails on this pair and is left out (ValueError: main and assistant differ)"]
-    assert {row["policy"] for row in bench_rows(kept, PROMPTS, "none")} == {PLAIN, "c"}
+    assert {row["policy"] for row in bench_rows(kept, PROMPTS, "uncompressed")} == {PLAIN, "c"}

@@ -54,7 +54,7 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
     told: list[str] = []
     rows = demo(
         tmp_path / "demo",
-        compression=("none", "bf16"),
+        compression=("uncompressed", "bf16"),
         target=str(inputs["target"]),
         draft=str(inputs["draft"]),
         prompts=inputs["prompts"],
@@ -67,13 +67,13 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         on_text=lambda piece, origin: pieces.append(piece),
         on_rows=lambda name, found: told.append(name),
     )
-    assert told == ["first", "none", "bf16"]
+    assert told == ["first", "uncompressed", "bf16"]
     assert "".join(pieces)
     assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")
     assert {row["task"] for row in rows} == {*TASKS, "all"}
     assert sum(bool(row["verdict"]) for row in rows) == 2  # one a compression
     for row in rows:
-        if row["compression"] == "none":
+        if row["compression"] == "uncompressed":
             assert row["mismatches"] == 0
             assert row["tokens_per_step"] == pytest.approx(row["modelled_tokens_per_step"])
 
@@ -82,26 +82,26 @@ def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], t
     models = [f"--{name}={inputs[name]}" for name in ("target", "draft", "prompts")]
     lengths = ["--gamma-max=2", "--max-new-tokens=4"]
     out = tmp_path / "demo"
-    arguments = ["demo", f"--out={out}", "--compression=none,bf16", *models, *lengths]
+    arguments = ["demo", f"--out={out}", "--compression=uncompressed,bf16", *models, *lengths]
     result = draftgauge([*arguments, "--seconds=1", f"--json={tmp_path / 'demo.json'}"])
     assert result.exit_code == 0, result.output
     assert "Target bf16: no time left." in result.stdout
     assert "Run the same command with a larger --seconds to add bf16." in result.stdout
     rows = read_measurement(tmp_path / "demo.json").rows
-    assert {row["compression"] for row in rows} == {"none"}
+    assert {row["compression"] for row in rows} == {"uncompressed"}
     assert (out / "report.html").is_file()
 
 
 def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
     run = recorded(inputs, tmp_path / "run")
     with pytest.raises(DraftgaugeError, match="rounds"):
-        bench(run, ["none"], rounds=0, device="cpu")
+        bench(run, ["no-draft"], rounds=0, device="cpu")
     inputs["prompts"].write_text(json.dumps({"prompt": "another", "task": "code"}))
     with pytest.raises(TraceError, match="has changed since"):
-        bench(run, ["none"], device="cpu")
+        bench(run, ["no-draft"], device="cpu")
     save_tiny(inputs["draft"], "qwen3", num_hidden_layers=1, seed=5)
     with pytest.raises(TraceError, match="not the model that this trace was recorded with"):
-        bench(run, ["none"], device="cpu")
+        bench(run, ["no-draft"], device="cpu")
 
 
 def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
@@ -123,7 +123,7 @@ def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
         assert {row["prompts"] for row in bench(few, **asked)} == {5}
     inputs["prompts"].write_text("\n".join(json.dumps({"prompt": "number", "task": task}) for task in "ab"))
     with pytest.raises(TraceError, match="holds none of these prompts"):
-        bench(recorded(inputs | {"limit": 1}, tmp_path / "one"), ["none"], tasks="b", device="cpu")
+        bench(recorded(inputs | {"limit": 1}, tmp_path / "one"), ["no-draft"], tasks="b", device="cpu")
 
 
 def test_transformers_baselines_decode_the_same_tokens(inputs: dict[str, Path]) -> None:

@@ -105,8 +105,8 @@ def test_the_target_is_held_as_in_training_unless_asked_otherwise(
     monkeypatch.setattr(module, "load_model", load)
     options: dict[str, Any] = {"prompts": folder / "prompts.jsonl", "max_new_tokens": 4, "limit": 1}
     evaluate(drafter, **options)
-    evaluate(drafter, compression="fp32", **options)
-    assert held == ["bf16", "fp32"]
+    evaluate(drafter, compression="none", **options)
+    assert held == ["bf16", "uncompressed"]
 
 
 def test_no_option_is_passed_over(folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(models: dict[str, Any], who
         read_trace(tmp_path / "run")
     again = Interrupt(99)
     run(models, tmp_path / "run", progress=again)
-    assert [done for what, done, _ in again.seen if what == "record none"] == [5, 6, 7]
+    assert [done for what, done, _ in again.seen if what == "record uncompressed"] == [5, 6, 7]
     assert same_rows(read_trace(tmp_path / "run"), read_trace(whole))
 
 
@@ -180,8 +180,8 @@ def test_recording_ends_with_its_time_and_goes_on_when_asked_again(
 
 
 def test_several_compressions_have_a_folder_each(models: dict[str, Any], tmp_path: Path) -> None:
-    folders = run(models, tmp_path, compression=("none", "bf16", "int8"), limit=2)
-    assert folders == [tmp_path / "none", tmp_path / "bf16", tmp_path / "int8"]
+    folders = run(models, tmp_path, compression=("uncompressed", "bf16", "int8"), limit=2)
+    assert folders == [tmp_path / "uncompressed", tmp_path / "bf16", tmp_path / "int8"]
     for folder in folders:
         manifest, trace = Manifest.load(folder), read_trace(folder)
         assert (
@@ -238,7 +238,7 @@ def test_long_prompts(models: dict[str, Any], tmp_path: Path) -> None:
     [
         ({"compression": "int3"}, "unknown compression 'int3'.*nf4"),
         ({"compression": ()}, "at least one compression"),
-        ({"compression": ("none", "none")}, "each once"),
+        ({"compression": ("uncompressed", "uncompressed")}, "each once"),
         ({"drafter": "oracle"}, "unknown drafter 'oracle'"),
         ({"prompts": Path("nowhere.jsonl")}, "no prompt file nowhere.jsonl"),
         ({"tasks": ["poetry"]}, "no task 'poetry'"),
@@ -259,19 +259,19 @@ def test_the_folder_of_another_run_is_left_alone(models: dict[str, Any], whole: 
     with pytest.raises(TraceError, match=r"another run.*gamma_max"):
         run(models, whole, gamma_max=4)
     with pytest.raises(TraceError, match="one compression"):
-        run(models, whole, compression=("none", "bf16"))
+        run(models, whole, compression=("uncompressed", "bf16"))
     assert sorted(path.name for path in whole.iterdir()) == before
-    run(models, tmp_path, compression=("none", "bf16"), limit=1)
+    run(models, tmp_path, compression=("uncompressed", "bf16"), limit=1)
     replace(Manifest.load(tmp_path / "bf16"), gamma_max=5).save(tmp_path / "bf16")
     with pytest.raises(TraceError, match="another run"):  # of the second folder, before the first is touched
-        run(models, tmp_path, compression=("none", "bf16"), limit=2)
-    assert len(read_trace(tmp_path / "none").prompts) == 1
+        run(models, tmp_path, compression=("uncompressed", "bf16"), limit=2)
+    assert len(read_trace(tmp_path / "uncompressed").prompts) == 1
 
 
 def test_widths_that_nf4_cannot_take_are_found_before_recording(models: dict[str, Any], tmp_path: Path) -> None:
     narrow = save_tiny(tmp_path / "narrow", hidden_size=48)
     with pytest.raises(ModelError, match="divisible by 64"):
-        run(models | {"target": narrow, "draft": narrow}, tmp_path / "out", compression=("none", "nf4"))
+        run(models | {"target": narrow, "draft": narrow}, tmp_path / "out", compression=("uncompressed", "nf4"))
     assert not (tmp_path / "out").exists()
 
 

@@ -59,7 +59,7 @@ def test_parts_give_the_trace_of_one_process(models: dict[str, Any], whole: tupl
     assert same_rows(trace, whole[1])
     assert trace.prompts == whole[1].prompts
     assert not (tmp_path / "run" / PARTS).exists()
-    assert {(what, total) for what, _, total in told} >= {("parts none", 3), ("costs", 1)}
+    assert {(what, total) for what, _, total in told} >= {("parts uncompressed", 3), ("costs", 1)}
     manifest, other = Manifest.load(tmp_path / "run"), Manifest.load(whole[0])
     assert manifest.complete
     assert manifest.fingerprint() == other.fingerprint()
@@ -194,7 +194,7 @@ def test_nobody_else_goes_on_with_one_of_several_runs(models: dict[str, Any], tm
         only_writer(tmp_path / "bf16"),
         pytest.raises(DraftgaugeError, match=r"another process is writing into .*bf16"),
     ):
-        record(models, tmp_path, compression="none,bf16")
+        record(models, tmp_path, compression="uncompressed,bf16")
 
 
 def test_two_writers_on_one_folder(models: dict[str, Any], whole: tuple[Path, Trace]) -> None:

@@ -88,8 +88,8 @@ def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]
         (["bench", "runs", "--measure"], "leave out --measure, or the run"),
         (["bench", "runs", "--long-prompts", "skip"], "leave out --long-prompts, or the run"),
         (["bench", "--drafter", "prompt_lookup", "--draft", "a"], "drafts without the model a"),
-        (["bench", "--over", "fixed", "--policy", "none"], "one policy, and 'fixed' stands for several"),
-        (["generate", "x", "--compression", "none,int8"], "one compression"),
+        (["bench", "--over", "fixed", "--policy", "no-draft"], "one policy, and 'fixed' stands for several"),
+        (["generate", "x", "--compression", "uncompressed,int8"], "one compression"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

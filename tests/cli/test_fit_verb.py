@@ -60,7 +60,7 @@ def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path:
     ("arguments", "says"),
     [
         (("--policy", "fixed"), "nothing to fit in policy 'fixed'"),
-        (("--compression", "nf4"), "has no run of compression nf4; it has none"),
+        (("--compression", "nf4"), "has no run of compression nf4; it has uncompressed"),
     ],
 )
 def test_what_cannot_be_fitted_leaves_the_file_as_it_was(

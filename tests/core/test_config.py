@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from draftgauge.core.compressions import Compression
 from draftgauge.core.config import convert, from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError
 
@@ -86,6 +87,8 @@ def test_wrong_keys_and_types_are_named(values: dict[str, Any], message: str) ->
         ("false", bool, False),
         ("none", int | None, None),
         ("none", str | None, "none"),  # also the name of a policy
+        ("none", Compression, "uncompressed"),  # its name in earlier versions
+        ("none,int8", tuple[Compression, ...], ("uncompressed", "int8")),
         ("3", int | None, 3),
         ("a/b", Path, Path("a/b")),
         ("1, 2,4", tuple[int, ...], (1, 2, 4)),

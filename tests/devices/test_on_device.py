@@ -127,7 +127,7 @@ def _rows(model: Any, room: int) -> StaticRows:
     return StaticRows(model, 3, room)
 
 
-@pytest.mark.parametrize("compression", ["none", "bf16", "int8", "nf4"])
+@pytest.mark.parametrize("compression", ["uncompressed", "bf16", "int8", "nf4"])
 def test_every_compression_decodes(compression: str, prompts: list[list[int]]) -> None:
     pair = pair_of(compression=compression)
     settings = DecodingSettings(16)

@@ -25,7 +25,7 @@ from reuse_nets import net_for
 from reuse_nets import target as tiny_target
 
 ROW = ((1.0,) * 5,)
-COSTS = CostCurve((10,), ROW, ROW, (1.0,), "none", "cpu", "float32", catch_up=(0.0,) * 64)
+COSTS = CostCurve((10,), ROW, ROW, (1.0,), "uncompressed", "cpu", "float32", catch_up=(0.0,) * 64)
 
 
 class Any(PolicyBase):

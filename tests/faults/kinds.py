@@ -64,14 +64,14 @@ def seen(value: Any) -> Any:
 
 
 def _manifest(seed: int) -> Manifest:
-    target = ModelEntry("target", f"target {seed}", "none", "qwen3", "lean", "float32")
+    target = ModelEntry("target", f"target {seed}", "uncompressed", "qwen3", "lean", "float32")
     return synthetic_manifest(PROMPTS, GAMMA, LENGTH, target=target)
 
 
 def _costs(seed: int) -> CostCurve:
     verify, draft = ((tuple(part * n + base for n in range(GAMMA + 1)),) for part, base in ((0.001, 0.01), (0.002, 0)))
     pair = pair_fingerprint(_manifest(seed))
-    return CostCurve((0,), verify, draft, (0.01,), "none", "cpu", "float32", pair=pair, engine="lean")
+    return CostCurve((0,), verify, draft, (0.01,), "uncompressed", "cpu", "float32", pair=pair, engine="lean")
 
 
 def _make_run(folder: Path, seed: int) -> None:

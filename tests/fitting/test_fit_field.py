@@ -37,27 +37,29 @@ def test_the_network_predicts_acceptance_and_is_the_same_every_time(trace: Trace
     assert fit_speckv([trace], seed=1).parameters != speckv.parameters
     scores = speckv.provenance["training"]
     assert scores["mean_squared_error"] < 0.95 * scores["variance"]
-    rates = SpecKV(Network(**speckv.parameters["network"]), "none", GAMMA_MAX).rates
+    rates = SpecKV(Network(**speckv.parameters["network"]), "uncompressed", GAMMA_MAX).rates
     assert rates((0.05, 0.97, 0.1, 0.95)).mean() > rates((3.0, 0.15, 3.5, 0.1)).mean()
 
 
 def test_it_learns_compression_from_traces_of_several(trace: Trace) -> None:
     # Under nf4 nothing is ever accepted: the network must tell it from int8 by its code alone.
     hopeless = replace(trace, compression="nf4", accepted=np.zeros_like(trace.accepted))
-    fitted = fit_speckv([replace(trace, compression="none"), hopeless])
+    fitted = fit_speckv([replace(trace, compression="uncompressed"), hopeless])
     network = Network(**fitted.parameters["network"])
-    rates = {name: SpecKV(network, name, GAMMA_MAX).rates((0.05, 0.97, 0.1, 0.95))[0] for name in ("none", "nf4")}
-    assert rates["none"] > rates["nf4"] + 0.1
+    rates = {
+        name: SpecKV(network, name, GAMMA_MAX).rates((0.05, 0.97, 0.1, 0.95))[0] for name in ("uncompressed", "nf4")
+    }
+    assert rates["uncompressed"] > rates["nf4"] + 0.1
     assert rates["nf4"] < 0.2
-    assert fitted.parameters["compression"] == "none"
+    assert fitted.parameters["compression"] == "uncompressed"
 
     def chosen(compression: str) -> int:
         policy = fitted_policy(fitted, GAMMA_MAX, LinearCosts(compression=compression))
         policy.observe(Step(2, 2, 3, (Signal(1, 0.95, 0.1, 0.9), Signal(2, 0.97, 0.05, 0.9))))
         return policy.limit()
 
-    assert chosen("nf4") == chosen("bnb-nf4") == 2 < chosen("none") == chosen("bf16")
-    assert chosen("int8") == chosen("") == chosen("none")  # none of which it has seen
+    assert chosen("nf4") == chosen("bnb-nf4") == 2 < chosen("uncompressed") == chosen("bf16")
+    assert chosen("int8") == chosen("") == chosen("uncompressed")  # none of which it has seen
 
 
 def test_a_fitted_file_is_the_policy(trace: Trace, speckv: FittedPolicy, tmp_path: Path) -> None:

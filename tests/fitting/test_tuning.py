@@ -28,7 +28,7 @@ FEW = ("cumulative-confidence", "svip")
 def curve(drafting: float) -> CostCurve:
     draft = (tuple(drafting * n for n in range(GAMMA_MAX + 1)),)
     verify = ((1.0,) * (GAMMA_MAX + 1),)
-    return CostCurve((100,), verify, draft, (1.0,), "none", "cpu", "float32")
+    return CostCurve((100,), verify, draft, (1.0,), "uncompressed", "cpu", "float32")
 
 
 @pytest.fixture(scope="module")

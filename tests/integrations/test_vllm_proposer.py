@@ -33,7 +33,7 @@ from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 LONGEST, CONTEXT, OUTPUT = 6, 120, 40
 VERIFY = (tuple(1 + 0.02 * token for token in range(LONGEST + 1)),)
 DRAFT = (tuple(0.1 * token for token in range(LONGEST + 1)),)
-COSTS = CostCurve((20,), VERIFY, DRAFT, (1.0,), "none", "cpu", "float32")
+COSTS = CostCurve((20,), VERIFY, DRAFT, (1.0,), "uncompressed", "cpu", "float32")
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel],
     assert curve.plain == pytest.approx((11.0, 11.0))
     assert curve.signals == pytest.approx(0.5)
     assert curve.catch_up == pytest.approx((0.0,) * BACKLOGS)
-    assert (curve.compression, curve.device, curve.dtype, curve.engine) == ("none", "cpu", "float32", "lean")
+    assert (curve.compression, curve.device, curve.dtype, curve.engine) == ("uncompressed", "cpu", "float32", "lean")
     assert curve.measured is not None
     assert (curve.measured.half_width, curve.measured.note) == (pytest.approx(0.0), "")
     assert curve.measured.seconds < 20_000  # nothing is left to find out
@@ -178,7 +178,7 @@ def test_no_marginal_cost_is_below_0_on_a_noisy_machine(pair: tuple[CachedModel,
 def test_replay_charges_a_wait_for_each_drafted_token_that_a_policy_looks_at() -> None:
     trace = synthetic_trace(seed=0, prompts=4, length=30, gamma_max=GAMMA_MAX)
     row = ((1.0,) * (GAMMA_MAX + 1),)
-    curve = CostCurve((10,), row, row, (1.0,), "none", "cpu", "float32", signals=0.5)
+    curve = CostCurve((10,), row, row, (1.0,), "uncompressed", "cpu", "float32", signals=0.5)
     for spec, charged in {"fixed:2": 0.0, "hf-heuristic": 0.0, "hf-confidence": 0.5, "svip": 0.5}.items():
         record = replay(trace, make_policy(spec, GAMMA_MAX, curve), curve).record
         np.testing.assert_allclose(record.seconds, 2 + charged * record.drafted, err_msg=spec)

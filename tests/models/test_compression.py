@@ -31,7 +31,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def test_unknown_names_are_refused_with_the_list() -> None:
-    with pytest.raises(DraftgaugeError, match=r"'int4'.*none, fp32, fp16, bf16, int8, nf4"):
+    with pytest.raises(DraftgaugeError, match=r"'int4'.*uncompressed, fp32, fp16, bf16, int8, nf4"):
         check_compression("int4")
 
 
@@ -52,7 +52,7 @@ def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("none", torch.float32), ("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)],
+    [("uncompressed", torch.float32), ("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)],
 )
 def test_unquantised_models_load_in_their_dtype(folder: Path, name: str, dtype: torch.dtype) -> None:
     cached = load_model(folder, name, device="cpu")

@@ -95,7 +95,7 @@ def test_the_draft_has_a_device_of_its_own(folder: Path) -> None:
 )
 def test_the_method_of_a_checkpoint(config: dict, method: str | None) -> None:
     assert method_of(config) == method
-    assert label_of("none", method, "it") == (method or "none")
+    assert label_of("uncompressed", method, "it") == (method or "uncompressed")
     if method is not None:
         assert label_of(method, method, "it") == method
         with pytest.raises(DraftgaugeError, match=f"it comes quantised by {method} "):
@@ -125,4 +125,4 @@ def test_a_method_whose_library_is_missing(folder: Path, tmp_path: Path) -> None
     config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises((MissingLibraryError, ModelError), match=f"cannot load {tmp_path}"):
-        load_model(tmp_path, "none", "cpu")
+        load_model(tmp_path, "uncompressed", "cpu")

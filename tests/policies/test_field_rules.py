@@ -61,7 +61,7 @@ KV_NETWORK = Network(
 def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:
     # At confidence 0.9: 0.7 * 2, 0.5 * 4, 0.3 * 6, 0.1 * 8 tokens and one more. At 0.5: 0.3 * 2, 0.1 * 4, then 0.
     # At 1.5 the rate is clipped: 1 * 2, 1 * 4, 0.9 * 6, 0.7 * 8.
-    policy = SpecKV(KV_NETWORK, "none", 16)
+    policy = SpecKV(KV_NETWORK, "uncompressed", 16)
     lengths = []
     for confidence in (0.9, 0.5, 1.5, None, 0.9):
         lengths.append(policy.limit())

@@ -130,7 +130,7 @@ def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: l
         ("svip:scale=-1", "scale must be above 0"),
         ("svip:tokens=0", "tokens must be at least 1"),
         ("svip:lambda=1", "no parameter 'lambda'"),
-        ("speckv:compression=int3", "compression must be 'none' or"),
+        ("speckv:compression=int3", "compression must be 'uncompressed' or"),
         ("sglang-adaptive:candidates=0,3", "lengths of at least 1, not 0"),
         ("sglang-adaptive:smoothing=2", "smoothing must be 0 to 1"),
         ("sglang-adaptive:every=0", "every must be at least 1"),

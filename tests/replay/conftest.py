@@ -16,7 +16,7 @@ MakeCosts = Callable[..., CostCurve]
 def build(verify: np.ndarray, draft: np.ndarray, plain: np.ndarray, contexts: tuple[int, ...]) -> CostCurve:
     """Tables ``[C, G + 1]``."""
     v, d = (tuple(tuple(row) for row in table.tolist()) for table in (verify, draft))
-    return CostCurve(contexts, v, d, tuple(plain.tolist()), "none", "cpu", "float32")
+    return CostCurve(contexts, v, d, tuple(plain.tolist()), "uncompressed", "cpu", "float32")
 
 
 @pytest.fixture(scope="session")

@@ -51,15 +51,15 @@ def write_run(
 @pytest.fixture(scope="session")
 def of_task_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one task, which has the name of all tasks together."""
-    costs = make_costs("none", 5e-3, 0.05, 1.5e-3)
-    return write_run(tmp_path_factory.mktemp("all") / "none", costs, seed=3, tasks=("all",))
+    costs = make_costs("uncompressed", 5e-3, 0.05, 1.5e-3)
+    return write_run(tmp_path_factory.mktemp("all") / "uncompressed", costs, seed=3, tasks=("all",))
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two compressions of two tasks: with "int8" verifying is dear beside drafting."""
     root = tmp_path_factory.mktemp("runs")
-    costs = [make_costs("none", 5e-3, 0.05, 1.5e-3), make_costs("int8", 3e-2, 0.05, 1.5e-3)]
+    costs = [make_costs("uncompressed", 5e-3, 0.05, 1.5e-3), make_costs("int8", 3e-2, 0.05, 1.5e-3)]
     return [write_run(root / c.compression, c, seed=3, tasks=("code", "math")) for c in costs]
 
 
@@ -77,7 +77,7 @@ def live_row() -> Callable[..., dict[str, Any]]:
     def make(policy: str, **changes: Any) -> dict[str, Any]:
         row = {
             "policy": policy,
-            "compression": "none",
+            "compression": "uncompressed",
             "task": "all",
             "tokens_per_step": 2.5,
             "tokens_per_second": 300.0,

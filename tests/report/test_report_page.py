@@ -70,7 +70,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def bench() -> list[dict]:
     row = {
-        "compression": "none",
+        "compression": "uncompressed",
         "tokens_per_step": None,
         "ratio_to_plain": 1.5,
         "ratio_to_plain_low": 1.41,

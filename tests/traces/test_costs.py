@@ -19,7 +19,7 @@ CURVE = CostCurve(
     verify=((4.25, 5.25, 6.25), (8.25, 9.25, 10.25)),
     draft=((0.0, 1.0, 2.0), (0.0, 2.0, 4.0)),
     plain=(4.0, 8.0),
-    compression="none",
+    compression="uncompressed",
     device="cpu",
     dtype="float32",
 )

@@ -42,7 +42,7 @@ def test_how_and_where_it_was_recorded_does_not_change_the_fingerprint(changes: 
     ("changes", "named"),
     [
         ({"target": replace(BASE.target, fingerprint="x")}, "target.fingerprint: 'x', not 'tttttttt'"),
-        ({"target": replace(BASE.target, compression="int8")}, "target.compression: 'int8', not 'none'"),
+        ({"target": replace(BASE.target, compression="int8")}, "target.compression: 'int8', not 'uncompressed'"),
         ({"target": replace(BASE.target, dtype="bfloat16")}, "target.dtype: 'bfloat16', not 'float32'"),
         (
             {"draft": replace(BASE.draft, fingerprint="x") if BASE.draft else None},

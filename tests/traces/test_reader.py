@@ -10,6 +10,7 @@ import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.build import make_trace
+from draftgauge.traces.manifest import MANIFEST_NAME
 from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.shards import next_shard, shard_paths, write_shard
@@ -32,8 +33,19 @@ def run(tmp_path: Path) -> Path:
 def test_prompts_come_by_index_whatever_the_shards(run: Path) -> None:
     trace = read_trace(run)
     assert same_rows(trace, make_trace(RECORDS, LENGTH))
-    assert (trace.gamma_max, trace.max_new_tokens, trace.compression) == (GAMMA, LENGTH, "none")
+    assert (trace.gamma_max, trace.max_new_tokens, trace.compression) == (GAMMA, LENGTH, "uncompressed")
     assert all(getattr(trace, name).flags.writeable for name in ("token", "confidence"))
+
+
+def test_a_run_of_an_earlier_version_calls_its_target_none(tmp_path: Path) -> None:
+    earlier = replace(MANIFEST, target=replace(MANIFEST.target, compression="none"))
+    with TraceWriter(tmp_path, earlier) as writer:
+        for record in RECORDS:
+            writer.add(record)
+    assert '"compression": "none"' in (tmp_path / MANIFEST_NAME).read_text()
+    assert read_trace(tmp_path).compression == "uncompressed"
+    with TraceWriter(tmp_path, MANIFEST) as resumed:
+        assert resumed.done == {prompt.index for prompt in read_trace(tmp_path).prompts}
 
 
 def test_tasks_choose_prompts(run: Path) -> None:

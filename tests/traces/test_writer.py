@@ -139,7 +139,7 @@ def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     leftover.write_bytes(b"half")
     before = contents(tmp_path)
     other = replace(MANIFEST, gamma_max=8, target=replace(MANIFEST.target, compression="int8"))
-    message = "another run .*gamma_max: 4, not 8; target.compression: 'none', not 'int8'.*choose another folder"
+    message = "another run .*gamma_max: 4, not 8; target.compression: 'uncompressed', not 'int8'.*choose another folder"
     with pytest.raises(TraceError, match=message):
         TraceWriter(tmp_path, other)
     assert contents(tmp_path) == before

@@ -125,7 +125,7 @@ def test_a_file_of_answers_is_made_once_and_shared(request_: TrainingSpec, monke
     [
         ({"questions": 3}, "source is"),
         ({"new_tokens": 7}, "new tokens is 6, not 7"),
-        ({"compression": "fp16"}, "compression is none, not fp16"),
+        ({"compression": "fp16"}, "compression is uncompressed, not fp16"),
     ],
 )
 def test_other_answers_than_asked_for_are_refused(request_: TrainingSpec, change: dict[str, Any], words: str) -> None:

@@ -176,3 +176,5 @@ def test_a_cache_of_another_compression_is_refused(tmp_path: Path) -> None:
     make_cache(tmp_path / "cache", tiny_model(num_hidden_layers=4), conversations(), identity())
     with pytest.raises(DraftgaugeError, match="other compression"):
         check_cache_folder(tmp_path / "cache", identity(compression="int8").mapping())
+    make_cache(tmp_path / "earlier", tiny_model(num_hidden_layers=4), conversations(), identity(compression="none"))
+    assert check_cache_folder(tmp_path / "earlier", identity().mapping())

@@ -11,6 +11,7 @@ from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import BenchServersRequest
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress, silent
@@ -74,7 +75,7 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
             bench_arms([alone], prompts[:decoded], request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
     over = None if request.over is None else Reference(request.over, ASKED)
-    return [row | {"engine": engine} for row in bench_rows(arms, prompts[:decoded], "none", over)]
+    return [row | {"engine": engine} for row in bench_rows(arms, prompts[:decoded], UNCOMPRESSED, over)]
 
 
 def _named(servers: Sequence[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.replaying.evaluate import best_fixed_gamma
 from draftgauge.replaying.splits import design_of
 from draftgauge.traces.costs import CostCurve, run_costs
@@ -14,7 +15,6 @@ from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.trace import Trace
 
 ALL_SPLITS = "all"
-_UNCOMPRESSED_FIRST = ("none", "fp32", "bf16", "fp16", "int8", "nf4")
 
 Warn = Callable[[str], None]
 
@@ -24,7 +24,7 @@ def warn(message: str) -> None:
 
 
 def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
-    order = {name: position for position, name in enumerate(_UNCOMPRESSED_FIRST)}
+    order = {name: position for position, name in enumerate(COMPRESSIONS)}
     runs = [(run, Manifest.load(run)) for run in find_runs(folder)]
     return sorted(runs, key=lambda r: (order.get(r[1].target.compression, len(order)), r[0].name))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from draftgauge.core.errors import ConfigError
 
@@ -29,7 +29,7 @@ def from_mapping(cls: type[Config], values: Mapping[str, Any], where: str = "con
     )
     if missing:
         raise ConfigError(f"{where}: {', '.join(map(repr, missing))} must be given")
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return cls(**{name: convert(value, hints[name], f"{where}: {name}") for name, value in values.items()})
 
 
@@ -49,6 +49,8 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     converted: Any = None
     if annotation is Any:
         return value
+    if origin is Annotated:  # a type, and what a value has to go through before
+        return convert(arguments[1](value), arguments[0], where)
     if origin in (Union, types.UnionType):
         return _one_of(value, annotation, where)
     if origin is Literal:
@@ -83,6 +85,8 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
 def type_name(annotation: Any) -> str:
     """An annotation in words for users: ``int``, ``int or none``, ``"fp32" or "bf16"``, ``list of int``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(arguments[0])
     if origin in (Union, types.UnionType):
         return " or ".join(type_name(argument) for argument in arguments)
     if origin is Literal:

@@ -77,7 +77,7 @@ def _settings_of(cls: Any) -> tuple[Setting, ...]:
 
 def _walk(owner: Any, path: tuple[str, ...]) -> Iterator[Setting]:
     """``owner`` is a dataclass, or the instance that is the default of a part of one."""
-    hints = get_type_hints(owner if isinstance(owner, type) else type(owner))
+    hints = get_type_hints(owner if isinstance(owner, type) else type(owner), include_extras=True)
     for entry in fields(owner):
         default = getattr(owner, entry.name, MISSING)
         if is_dataclass(hints[entry.name]):

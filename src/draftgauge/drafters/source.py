@@ -18,6 +18,7 @@ import torch
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
@@ -35,7 +36,7 @@ class LoadOptions:
     ``compression`` is the target's: a draft model is held in the same half precision, and never quantised.
     """
 
-    compression: str = "none"
+    compression: str = UNCOMPRESSED
     device: str | torch.device | None = None
     engine: str = "auto"
     trust_remote_code: bool = False

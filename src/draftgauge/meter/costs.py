@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Generator
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
@@ -97,7 +98,7 @@ class MeterPlan:
     gamma_max: int = 16
     seconds: float = 15.0
     context_limit: int | None = None
-    compression: str = "none"
+    compression: str = UNCOMPRESSED
     vocabulary: str = ""
     sampling: Sampling = field(default_factory=Sampling)
 

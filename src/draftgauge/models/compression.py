@@ -1,13 +1,13 @@
 """How a model's weights are held: in full, in half precision, or quantised by bitsandbytes.
 
-- ``none``: the checkpoint's own dtype where the processor has it. On a CPU bfloat16 (in hardware) stays, all else is
-  float32; on a GPU float32 becomes bfloat16.
+- ``uncompressed``: the checkpoint's own dtype where the processor has it. On a CPU bfloat16 (in hardware) stays, all
+  else is float32; on a GPU float32 becomes bfloat16.
 - ``fp32``, ``fp16``, ``bf16``: single or half precision on any device.
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
 
-Quantised models keep embeddings, norms, attention and the output head in the dtype of ``none``. A checkpoint that comes
-quantised is loaded as it is and goes by the name of its method (``awq``, ``gptq``, ``fp8``, ``bnb-nf4`` ...).
+Quantised models keep embeddings, norms, attention and the output head in the dtype of ``uncompressed``. A checkpoint
+that comes quantised is loaded as it is and goes by the name of its method (``awq``, ``gptq``, ``fp8``, ``bnb-nf4``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 
-COMPRESSIONS = ("none", "fp32", "fp16", "bf16", "int8", "nf4")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 QUANTISED = ("int8", "nf4")
 
@@ -38,7 +38,7 @@ MOST = 0.5  # of the weights: where more are in experts, a quantised model would
 
 
 def half_precision(dtype: torch.dtype) -> str:
-    return next((name for name in ("fp16", "bf16") if DTYPES[name] == dtype), "none")
+    return next((name for name in ("fp16", "bf16") if DTYPES[name] == dtype), UNCOMPRESSED)
 
 
 def check_compression(name: str) -> None:
@@ -70,10 +70,11 @@ def label_of(compression: str, method: str | None, source: object) -> str:
     if compression == method:
         return compression
     check_compression(compression)
-    if method is None or compression == "none":
+    if method is None or compression == UNCOMPRESSED:
         return method or compression
     raise DraftgaugeError(
-        f"{source} comes quantised by {method} and is loaded as it is: ask for compression none, not {compression}"
+        f"{source} comes quantised by {method} and is loaded as it is: ask for compression {UNCOMPRESSED}, not "
+        f"{compression}"
     )
 
 
@@ -96,7 +97,7 @@ def cpu_has_bfloat16() -> bool:
 
 def draft_compression(compression: str) -> str:
     """How a draft is held beside a target of this compression: in the same precision, never quantised."""
-    return compression if compression in DTYPES else "none"
+    return compression if compression in DTYPES else UNCOMPRESSED
 
 
 def missing_libraries(compression: str) -> list[str]:
@@ -160,5 +161,5 @@ def _check_nf4_widths(model: PreTrainedModel) -> None:
         if columns % NF4_INPUT or rows % NF4_OUTPUT:
             raise ModelError(
                 f"nf4 on a CPU needs input widths divisible by {NF4_INPUT} and output widths by {NF4_OUTPUT}, "
-                f"but {name} takes {columns} and gives {rows}: use int8, bf16 or none for this model"
+                f"but {name} takes {columns} and gives {rows}: use int8, bf16 or {UNCOMPRESSED} for this model"
             )

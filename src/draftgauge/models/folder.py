@@ -45,8 +45,10 @@ def model_folder(source: str | Path, part: str = "target") -> str | Path:
 
 
 def check_pointers(folder: Path) -> None:
-    for path in (path for pattern in _READ_FILES for path in sorted(folder.glob(pattern))):
-        if path.is_file() and path.open("rb").read(len(_POINTER)) == _POINTER:
+    for path in (path for pattern in _READ_FILES for path in sorted(folder.glob(pattern)) if path.is_file()):
+        with path.open("rb") as file:
+            start = file.read(len(_POINTER))
+        if start == _POINTER:
             raise ModelError(
                 f"{path} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull` in {folder}"
             )

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import (
@@ -61,7 +62,7 @@ OF_TOKENIZERS = ("tokeni*", "vocab*", "*.model", "*.tiktoken")
 
 def load_model(
     source: str | Path,
-    compression: str = "none",
+    compression: str = UNCOMPRESSED,
     device: str | torch.device | None = None,
     engine: str = "auto",
     trust_remote_code: bool = False,
@@ -210,7 +211,7 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
 
 
 def _load_gguf(path: Path, compression: str, device: str | torch.device | None, engine: str) -> CachedModel:
-    if compression != "none":
+    if compression != UNCOMPRESSED:
         raise ModelError(f"{path} is quantised already: give another file instead of compression {compression}")
     if device is not None and torch.device(device).type != "cpu":
         raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")

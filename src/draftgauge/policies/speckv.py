@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
@@ -21,11 +22,17 @@ NAME = "speckv"
 FEATURES = ("mean_entropy", "mean_confidence", "max_entropy", "min_confidence", "compression", "gamma")
 """What the network reads, as published; entropies in bits."""
 CANDIDATES = (2, 4, 6, 8)
-COMPRESSION_CODES = {"none": 0, "fp32": 0, "fp16": 0, "bf16": 0, "int8": 1, "bnb-int8": 1, "nf4": 2, "bnb-nf4": 2}
+COMPRESSION_CODES = {
+    **dict.fromkeys((UNCOMPRESSED, "fp32", "fp16", "bf16"), 0),
+    **dict.fromkeys(("int8", "bnb-int8"), 1),
+    **dict.fromkeys(("nf4", "bnb-nf4"), 2),
+}
 """The paper's 0, 1, 2 for fp16, int8 and nf4; every target that is not quantised counts as fp16."""
 FIRST = 4  # length of a prompt's first draft: the fixed length that the paper compares with
 
-Compression = Literal["none", "fp32", "fp16", "bf16", "int8", "bnb-int8", "nf4", "bnb-nf4"]
+Compression = Annotated[
+    Literal["uncompressed", "fp32", "fp16", "bf16", "int8", "bnb-int8", "nf4", "bnb-nf4"], current_compression
+]
 Floats = NDArray[np.float64]
 
 
@@ -57,7 +64,7 @@ class SpecKVNumbers:
     and the compressions that the network was trained on."""
 
     network: Network
-    compression: Compression = "none"
+    compression: Compression = "uncompressed"
     fitted_on: tuple[Compression, ...] = ()
 
 
@@ -129,8 +136,8 @@ def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCost
     NAME,
     "the length with the most predicted tokens a step (SpecKV)",
     complexity=129,
-    grid={"compression": ("none", "int8", "nf4"), "gamma_max": (2, 4, 6, 8)},
+    grid={"compression": (UNCOMPRESSED, "int8", "nf4"), "gamma_max": (2, 4, 6, 8)},
 )
-def speckv(compression: Compression = "none", *, gamma_max: int) -> Policy:
+def speckv(compression: Compression = "uncompressed", *, gamma_max: int) -> Policy:
     numbers = from_mapping(SpecKVNumbers, bundled_policy(NAME).parameters, "bundled policy")
     return SpecKV(numbers.network, compression, gamma_max)

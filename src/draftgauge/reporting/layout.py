@@ -11,7 +11,7 @@ from draftgauge.core.templates import environment
 from draftgauge.reporting import style
 
 KIT = "draftgauge.reporting"
-FORMATS = (style.number, style.percent, style.ratio, style.signed, style.compression_title)
+FORMATS = (style.number, style.percent, style.ratio, style.signed)
 Format = Callable[[Any], str]
 Columns = Mapping[str, tuple[str, Format]]
 """Key of a row -> heading and format of its column."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
@@ -204,7 +205,7 @@ def live_row(row: Mapping[str, Any]) -> Row:
     gamma = _length_of(row["policy"])
     return {
         "policy": current_name(row["policy"]) if gamma is None else fixed_name(gamma),
-        "compression": row["compression"],
+        "compression": current_compression(row["compression"]),
         "task": row["task"],
         **{key: value for key, value in figures.items() if value is not None and math.isfinite(value)},
     }

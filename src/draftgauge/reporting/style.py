@@ -104,7 +104,3 @@ def signed(share: float | None, decimals: int = 1) -> str:
         return MISSING
     shown = f"{share:+.{decimals}%}".replace("-", MINUS)
     return shown if any(digit in shown for digit in "123456789") else "0%"
-
-
-def compression_title(name: str) -> str:
-    return "uncompressed" if name == "none" else name

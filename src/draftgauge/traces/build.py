@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import take_rows, with_chances
 from draftgauge.traces.trace import Trace
@@ -18,7 +19,7 @@ COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "con
 CHANCES = ("acceptance", "survival")
 
 
-def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression: str = "none") -> Trace:
+def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression: str = UNCOMPRESSED) -> Trace:
     """A trace in memory from valid records of one run, at least one, in the order given.
 
     ``max_new_tokens`` is the run's limit of output tokens, ``compression`` that of the target.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from draftgauge.core.artefacts import Artefact, read_json
+from draftgauge.core.compressions import Compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads
@@ -72,7 +73,7 @@ class CostCurve:
     verify: CostTable
     draft: CostTable
     plain: tuple[float, ...]
-    compression: str
+    compression: Compression
     device: str
     dtype: str
     signals: float = 0.0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.artefacts import Artefact
+from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.rendering import Rendering
@@ -35,7 +36,7 @@ class ModelEntry:
 
     source: str
     fingerprint: str
-    compression: str
+    compression: Compression
     family: str
     engine: str
     dtype: str
@@ -121,7 +122,9 @@ class Manifest:
         return identity
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        # Shards carry this digest; in those of earlier versions it is of the name that ``uncompressed`` had.
+        identity = {key: "none" if value == UNCOMPRESSED else value for key, value in self.identity().items()}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def refuse_other(self, other: Manifest, where: str) -> None:
         """Raise :class:`TraceError` naming what differs, if another run would not record the same rows of the same

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import TraceError
 
 FINISHES = ("length", "stop")
@@ -105,7 +106,7 @@ class Trace:
     margin: NDArray[np.float32]
     gamma_max: int
     max_new_tokens: int
-    compression: str = "none"
+    compression: str = UNCOMPRESSED
     sampled: SampledDrafts | None = None
     turns: int = 1
     derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)

@@ -22,6 +22,7 @@ from draftgauge.api.requests.parts import (
     SeedSpec,
     TokenizerSpec,
 )
+from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import at_least_one, positive
 from draftgauge.core.settings import option
@@ -82,7 +83,9 @@ class RankRequest:
     )
     target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
-    compression: str = option("none", help="how the target is compressed: none, fp32, fp16, bf16, int8 or nf4.")
+    compression: Compression = option(
+        UNCOMPRESSED, help="how the target is compressed: uncompressed, fp32, fp16, bf16, int8 or nf4."
+    )
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
@@ -109,7 +112,7 @@ class FitRequest:
     policy: str = option("stopping", short="-p", help="'stopping', 'two-source' or 'speckv'.")
     out: Path = option(help="file to write, ending in .json; give it to --policy of replay and bench.")
     tasks: tuple[str, ...] = option((), help="learn from these tasks only, separated by commas.")
-    compression: tuple[str, ...] = option((), help="learn from runs of these compressions only.")
+    compression: tuple[Compression, ...] = option((), help="learn from runs of these compressions only.")
     randomness: SeedSpec = SeedSpec()
 
 
@@ -247,7 +250,7 @@ class DemoRequest:
 
     out: Path = option(Path("demo"), help="folder for the runs and the report.")
     seconds: float = option(100.0, help="time that it may take; prompts and rounds end with it.")
-    pair: PairSpec = PairSpec(compression=("none", "int8", "nf4"))
+    pair: PairSpec = PairSpec(compression=(UNCOMPRESSED, "int8", "nf4"))
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()

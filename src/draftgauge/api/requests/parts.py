@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, WorkersSpec, at_least_one
 from draftgauge.core.rendering import Rendering
@@ -42,8 +43,8 @@ class PairSpec:
 
     target: str | None = option(None, help="target model: an id, a folder or 'reference' (bundled).")
     draft: str | None = option("reference", help="draft model: an id, a folder or 'reference'.")
-    compression: tuple[str, ...] = option(
-        ("none",), help="none, fp32, fp16, bf16, int8 or nf4, or several with commas."
+    compression: tuple[Compression, ...] = option(
+        (UNCOMPRESSED,), help="uncompressed, fp32, fp16, bf16, int8 or nf4, or several with commas."
     )
     drafter: str | None = option(
         None, help="'language_model', 'prompt_lookup', a trained drafter's folder, or an EAGLE-3 or DFlash checkpoint."

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from draftgauge.api.requests.parts import DeviceSpec, OutputSpec, PromptSpec, TargetLoadSpec
+from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one
 from draftgauge.core.settings import option
@@ -36,7 +37,9 @@ class LearnedSpec:
     """What a trained drafter is measured with."""
 
     target: str | None = option(None, help="target of the drafter; the one that its folder names if left out.")
-    compression: str | None = option(None, help="fp32, fp16, bf16, int8 or nf4; as it was in training if left out.")
+    compression: Annotated[str | None, current_compression] = option(
+        None, help="uncompressed, fp32, fp16, bf16, int8 or nf4; as it was in training if left out."
+    )
     depths: int | None = option(None, help="tokens in a draft; as many as it was trained for if left out.")
 
     def __post_init__(self) -> None:

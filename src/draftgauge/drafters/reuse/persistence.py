@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.artefacts import Artefact
+from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_bytes, file_sha256, require_writable
@@ -90,8 +91,8 @@ def trained_prompts(description: Mapping[str, Any]) -> Path | None:
 
 
 def trained_compression(description: Mapping[str, Any]) -> str:
-    compression: str = description["extra"].get("request", {}).get("compression", "none")
-    return compression
+    compression: str = description["extra"].get("request", {}).get("compression", UNCOMPRESSED)
+    return str(current_compression(compression))
 
 
 def drafter_fingerprint(folder: Path) -> str:

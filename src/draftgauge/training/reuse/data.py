@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import require_writable_file
@@ -25,7 +26,7 @@ from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import REFERENCE, bundled_questions
 from draftgauge.models.spec import check_tokens
 from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
-from draftgauge.training.reuse.request import UNCOMPRESSED, TrainingSpec
+from draftgauge.training.reuse.request import TrainingSpec
 
 Messages = str | Sequence[dict[str, str]]
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.artefacts import Artefact
+from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing, remove_temporaries, replacing, require_writable
 from draftgauge.core.locks import alone
@@ -32,7 +33,6 @@ from draftgauge.models.spec import head_dim
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
-from draftgauge.training.reuse.request import UNCOMPRESSED
 
 MANIFEST = "features.json"
 CACHE = Artefact("draftgauge-features", 1, "description of cached features", "remove its folder, or choose another")
@@ -121,6 +121,7 @@ def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, 
             raise DraftgaugeError(f"{folder} holds files that are no cache of features: choose an empty folder")
         return None
     recorded = CACHE.read(path)
+    recorded["compression"] = current_compression(recorded.get("compression"))
     layers = ("hidden_layers", "kv_layers")
     off = [key for key in wanted if key not in layers and recorded.get(key) != wanted[key]]
     off += [key for key in layers if not set(wanted.get(key, ())) <= set(recorded.get(key, ()))]

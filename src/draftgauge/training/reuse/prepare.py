@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from draftgauge.core.artefacts import Artefact
+from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import require_writable
 from draftgauge.core.provenance import command_line, environment, timestamp
@@ -181,7 +182,8 @@ def check_out(out: Path, request: TrainingSpec, identity: str | None) -> None:
         return
     run = RUN.read(path)
     wanted = {**request.identity(), "target_fingerprint": identity}
-    there = {**run["request"], "target_fingerprint": run["target_fingerprint"] if identity is not None else None}
+    there = run["request"] | {"compression": current_compression(run["request"].get("compression"))}
+    there |= {"target_fingerprint": run["target_fingerprint"] if identity is not None else None}
     off = sorted(key for key in wanted.keys() | there.keys() if wanted.get(key) != there.get(key))
     if off:
         shown = ", ".join(f"{key} {there.get(key)} there, {wanted.get(key)} here" for key in off[:4])

@@ -7,6 +7,7 @@ from math import cos, exp, inf, pi
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, TeacherSpec, at_least_one
@@ -14,7 +15,6 @@ from draftgauge.core.settings import option
 from draftgauge.models.tap_rules import TapRule
 
 PRECISIONS = ("auto", "fp32", "bf16")
-UNCOMPRESSED = "none"
 TRACKERS = ("tensorboard", "wandb", "trackio")
 TARGET, SELF, RANDOM = STARTS = ("target", "self", "random")
 TTT, BLOCK = RECIPES = ("ttt", "block")
@@ -116,7 +116,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         1, help="parts into which the conversations of a step and a device are split, to save memory."
     )
     learning_rate: float | None = option(None, help="peak learning rate; chosen by the target's width if left out.")
-    compression: str = option(UNCOMPRESSED, help="how the target is compressed.")
+    compression: Compression = option(UNCOMPRESSED, help="how the target is compressed.")
     checkpoint_every: int = option(100, help="steps between checkpoints.")
     log_every: int = option(10, help="steps between rows of the log.")
     track: str | None = option(None, help="also log to tensorboard, wandb or trackio.")
