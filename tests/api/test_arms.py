@@ -95,6 +95,25 @@ def test_gains_are_over_the_reference(over: Reference | None, arm: str, chosen_f
         assert (row["gain_low"], row["gain"], row["gain_high"]) == pytest.approx((gain, gain, gain))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "over", "said"),
+    [
+        ({"svip": 0.5, "fixed_4": 0.502}, Reference("fixed:4", "train"), "Draft with fixed:4: 1.99x"),  # level
+        ({"svip": 0.4, "fixed_4": 0.5, "fixed_2": 0.3}, Reference("fixed:4", "train"), "Draft with svip: 2.50x"),
+        ({"svip": 0.4, "fixed_4": 0.5, "fixed_2": 0.3}, Reference(PLAIN, ASKED), "Draft with fixed:2: 3.33x"),
+        ({"fixed_4": 1.5, "transformers": 0.1}, None, "Do not draft: the fastest policy, fixed:4, reaches 0.67x"),
+    ],
+)
+def test_the_verdict_is_on_the_arms_of_draftgauge(seconds: dict[str, float], over: Reference | None, said: str) -> None:
+    arms = timed_arms(**{PLAIN: 1.0} | seconds)
+    for arm in arms:
+        arm.outside, arm.runs = arm.name == "transformers", arm.runs * 2
+    rows = bench_rows(arms, PROMPTS * 2, "uncompressed", over)
+    (verdict,) = [row["verdict"] for row in rows if "verdict" in row]
+    assert verdict.startswith(said), verdict
+    assert "measured on 12 prompts" in verdict
+
+
 def test_turns_of_a_conversation_are_drawn_together() -> None:
     arms = timed_arms(**{PLAIN: 1.0, "svip": 0.5})
     arms[1].runs = [[ArmRun([1, 2], 1, 2, 0.3 + 0.1 * (n // 2), 0.1)] for n in range(6)]

@@ -11,7 +11,7 @@ import pytest
 
 import draftgauge as dg
 from command_line import draftgauge
-from draftgauge.api import rank as module
+from draftgauge.api import profile as module
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.replaying.evaluate import best_fixed_gamma
 from draftgauge.replaying.ranking import NO_DRAFTER, on_one_target, rank_rows

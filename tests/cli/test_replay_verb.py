@@ -13,6 +13,7 @@ import pytest
 from command_line import Result, draftgauge
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.parquet import read_parquet, write_parquet
 from written_runs import GAMMA_MAX, write_run
@@ -89,6 +90,14 @@ def test_a_sweep_gives_the_rows_of_every_cost_ratio(run: Path, tmp_path: Path) -
     assert {row["cost_ratio"] for row in rows} == {0.04, 0.5}
     best = {row["cost_ratio"]: row["best_fixed_gamma"] for row in rows}
     assert best[0.04] > best[0.5]
+
+
+def test_a_sweep_warns_of_costs_that_are_not_to_be_trusted(run: Path, tmp_path: Path) -> None:
+    busy = shutil.copytree(run, tmp_path / "busy")
+    costs = CostCurve.load(busy / "costs.json")
+    replace(costs, measured=Measurement(1.0, (), half_width=0.5)).save(busy / "costs.json")
+    assert "the costs are not to be trusted" in " ".join(invoke(busy, "--sweep", ".04").stderr.split())
+    assert "trusted" not in invoke(run, "--sweep", ".04").stderr
 
 
 def test_prompts_that_a_policy_was_fitted_on_are_counted(run: Path, tmp_path: Path, fitted: FittedPolicy) -> None:

@@ -82,6 +82,8 @@ def test_bench_equals_plain_decoding_and_replay(recorded: Path, tmp_path: Path) 
     } <= set(rows)
     assert all(row["mismatches"] == 0 for row in rows.values())
     assert rows["plain"]["ratio_to_plain"] == 1
+    (verdict,) = [row["verdict"] for row in rows.values() if "verdict" in row]
+    assert result.stdout.splitlines()[-1] == f"uncompressed: {verdict}"
     assert rows["fixed:2"]["ratio_to_best_transformers"] > 0
     invoke("replay", recorded, "--policy", "fixed:2", "--policy", "hf-heuristic", "--json", tmp_path / "r.json")
     replayed = {row["policy"]: row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"}

@@ -44,13 +44,13 @@ def punch(parts: tuple[int, ...] = (1, 2), cups: int = 4) -> tuple[str, tuple[in
     ],
 )
 def test_specs(spec: str, made: object) -> None:
-    assert drinks.create(spec) == made
+    assert drinks.create(*drinks.parse(spec)) == made
 
 
 def test_defaults_fill_what_the_spec_leaves_out_where_it_exists() -> None:
-    assert drinks.create("tea", minutes=7) == Tea(7)
-    assert drinks.create("tea:4", minutes=7) == Tea(4)
-    assert drinks.create("water", minutes=7) == Water()
+    assert drinks.create(*drinks.parse("tea"), minutes=7) == Tea(7)
+    assert drinks.create(*drinks.parse("tea:4"), minutes=7) == Tea(4)
+    assert drinks.create(*drinks.parse("water"), minutes=7) == Water()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_defaults_fill_what_the_spec_leaves_out_where_it_exists() -> None:
 )
 def test_errors_say_what_to_write(spec: str, message: str) -> None:
     with pytest.raises(DraftgaugeError, match=message):
-        drinks.create(spec)
+        drinks.create(*drinks.parse(spec))
 
 
 def test_what_the_caller_gives_is_not_asked_of_the_user() -> None:
@@ -81,5 +81,5 @@ def test_what_the_caller_gives_is_not_asked_of_the_user() -> None:
         return min(count, most, int(budget))
 
     with pytest.raises(DraftgaugeError, match=r"write nuts:count=<int>,\[most=<int>, by default what is left\]$"):
-        snacks.create("nuts:size=3", most=2, budget=9.0)
-    assert snacks.create("nuts:5", most=2, budget=9.0) == 2
+        snacks.create(*snacks.parse("nuts:size=3"), most=2, budget=9.0)
+    assert snacks.create(*snacks.parse("nuts:5"), most=2, budget=9.0) == 2

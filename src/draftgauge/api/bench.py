@@ -135,7 +135,7 @@ def _compared(
     """The policies to decode with, that of ``over`` among them; unknown ones are refused before anything is loaded."""
     specs = request.policies or (() if objects else default)
     if over is not None and over.arm != PLAIN:
-        if len(expanded(read_policies([over.arm]), gamma_max)) > 1:
+        if over.arm == "fixed":
             raise DraftgaugeError(f"gains are stated over one policy, and {over.arm!r} stands for several")
         specs = (*specs, over.arm)
     return _Compared(expanded(read_policies(specs), gamma_max), objects, over)

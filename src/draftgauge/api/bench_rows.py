@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.arms import PLAIN, Arm, BenchPrompt
+from draftgauge.core.provenance import command_line
 from draftgauge.replaying.evaluate import ALL_TASKS
+from draftgauge.replaying.verdict import recommended, verdict_of
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.repetition import distinct_share
@@ -37,7 +39,10 @@ def bench_rows(
     tokens per step that were drafted, and looked up), ``distinct_4grams`` (the share of 4-grams that do not repeat),
     ``tokens_per_second``, ``ratio_to_plain`` and ``gain`` over the arm ``over`` (each with ``_low`` and ``_high``; the
     fastest fixed length if None), ``over_from``, ``ratio_to_best_transformers``, ``mismatches`` (positions whose token
-    is not plain decoding's), ``mismatched_prompts`` and ``prefill_seconds``. What cannot be known is None.
+    is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds`` and ``recommended`` (of this draftgauge's own
+    arms the simplest that is level with the fastest on all prompts, see
+    :func:`~draftgauge.replaying.verdict.recommended`). What cannot be known is None. The recommended arm's row over all
+    tasks also has ``verdict``, in words.
 
     All speeds of a row are one estimator: tokens over seconds, summed over prompts, of each prompt the median of its
     rounds; intervals are 95%, by resampling conversations.
@@ -62,16 +67,19 @@ def bench_rows(
     if over is None:
         best = fastest([arm for arm in arms if arm.name.startswith(FIXED)], range(len(prompts)))
         over = Reference(PLAIN, NO_FIXED) if best is None else Reference(best.name, SAME_RUNS)
+    own = {arm.name: timed(arm, range(len(prompts))) for arm in arms if not arm.outside}
+    # Of lengths that were asked for by name each may be the best.
+    best_setting = recommended(own, "" if over.chosen_from == ASKED else over.arm)
     rows: list[dict[str, Any]] = []
     for task in dict.fromkeys([*(p.task for p in prompts if p.task != ALL_TASKS), ALL_TASKS]):
         chosen = [n for n, p in enumerate(prompts) if task in (p.task, ALL_TASKS)]
         outside = fastest([arm for arm in arms if arm.name.startswith("transformers")], chosen)
         for arm in arms:
-            own = timed(arm, chosen)
+            spent = timed(arm, chosen)
             runs = [arm.runs[n][0] for n in chosen]
             steps = sum(run.steps for run in runs)
             differing = [_mismatches(arm.runs[n][0].tokens, by_name[PLAIN].runs[n][0].tokens) for n in chosen]
-            over_plain = paired_gain(*own, *timed(by_name[PLAIN], chosen))
+            over_plain = paired_gain(*spent, *timed(by_name[PLAIN], chosen))
             row = {
                 "policy": arm.name,
                 "compression": compression,
@@ -84,18 +92,21 @@ def bench_rows(
                 "mismatches": sum(differing),
                 "mismatched_prompts": sum(count > 0 for count in differing),
                 "prefill_seconds": float(np.median([run.prefill_seconds for n in chosen for run in arm.runs[n]])),
-                **columns("tokens_per_second", ratio_interval(*own)),
+                **columns("tokens_per_second", ratio_interval(*spent)),
                 **{name: 1 + value for name, value in columns("ratio_to_plain", over_plain).items()},
                 "ratio_to_best_transformers": None,
                 "best_transformers": None,
+                "recommended": arm.name == best_setting,
                 "over": over.arm,
                 "over_from": over.chosen_from,
-                **columns("gain", paired_gain(*own, *timed(by_name[over.arm], chosen))),
+                **columns("gain", paired_gain(*spent, *timed(by_name[over.arm], chosen))),
             }
             if outside is not None:
-                row["ratio_to_best_transformers"] = 1 + paired_gain(*own, *timed(outside, chosen)).estimate
+                row["ratio_to_best_transformers"] = 1 + paired_gain(*spent, *timed(outside, chosen)).estimate
                 row["best_transformers"] = outside.name
             rows.append({name: None if value != value else value for name, value in row.items()})
+    pooled = [row for row in rows if row["task"] == ALL_TASKS and row["policy"] in own]
+    next(row for row in pooled if row["recommended"])["verdict"] = str(verdict_of(pooled, command_line(), live=True))
     return rows
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from draftgauge.api.runs import Warn
 from draftgauge.policies.base import Policy
@@ -13,8 +14,7 @@ from draftgauge.policies.registry import (
     POLICIES,
     compared_policies,
     current_name,
-    expand_policy,
-    make_policy,
+    make_parsed,
     weighs_cost,
 )
 from draftgauge.replaying.splits import Design, prompt_keys
@@ -26,20 +26,20 @@ PAIR = "pair"
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy by its spec, with its numbers where the spec names a fitted file."""
+    """A policy by its spec: its name and arguments, or its numbers where the spec names a fitted file."""
 
     spec: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     fitted: FittedPolicy | None = None
 
     @property
     def weighs_cost(self) -> bool:
-        if self.fitted is None:
-            return weighs_cost(self.spec)
-        return self.fitted.policy not in POLICIES or weighs_cost(self.fitted.policy)
+        return self.name not in POLICIES or weighs_cost(self.name)
 
     def make(self, gamma_max: int, costs: CostCurve | None) -> Policy:
         if self.fitted is None:
-            return make_policy(self.spec, gamma_max, costs)
+            return make_parsed(self.name, self.arguments, gamma_max, costs)
         return policy_of_file(Path(self.spec), gamma_max, costs, self.fitted)
 
 
@@ -48,10 +48,10 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
     policies = []
     for spec in dict.fromkeys(map(current_name, specs)):
         if spec.endswith(FITTED_SUFFIX):
-            policies.append(NamedPolicy(spec, load_fitted(Path(spec))))
+            fitted = load_fitted(Path(spec))
+            policies.append(NamedPolicy(spec, fitted.policy, fitted=fitted))
         else:
-            POLICIES.parse(spec)
-            policies.append(NamedPolicy(spec))
+            policies.append(NamedPolicy(spec, *POLICIES.parse(spec)))
     return tuple(policies)
 
 
@@ -60,8 +60,15 @@ def default_policies(run: Path) -> tuple[str, ...]:
 
 
 def expanded(policies: Iterable[NamedPolicy], gamma_max: int) -> tuple[NamedPolicy, ...]:
-    single = {spec: policy for policy in policies for spec in expand_policy(policy.spec, gamma_max)}
-    return tuple(replace(policy, spec=spec) for spec, policy in single.items())
+    """Bare ``fixed`` as every length up to ``gamma_max``; all others as they are."""
+    single: dict[str, NamedPolicy] = {}
+    for policy in policies:
+        if policy.spec == "fixed":
+            lengths = range(1, gamma_max + 1)
+            single |= {f"fixed:{n}": NamedPolicy(f"fixed:{n}", policy.name, {"gamma": n}) for n in lengths}
+        else:
+            single[policy.spec] = policy
+    return tuple(single.values())
 
 
 def fitted_on(policies: Sequence[NamedPolicy]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
+from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.dense import DraftsRefused
 from draftgauge.drafters.source import drafter_kind, drafter_kinds
 from draftgauge.meter import measured_span
@@ -70,6 +71,15 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
     _check_recordable(request)
     if request.plan:
         return estimate_rows(request)
+    return profile_rows(record_runs(request, progress, on_warning))
+
+
+def record_runs(
+    request: ProfileRequest, progress: Progress, on_warning: Warn, answers: Mapping[int, Answer] | None = None
+) -> list[Path]:
+    """Record what a checked request asks for; its runs. With ``answers``, the target's outputs by prompt index as they
+    are known, none is decoded.
+    """
     names, limit = request.pair.compression, request.output.max_new_tokens
     folders = run_folders(request.out, names)
     path, chosen = choose_prompts(request.prompts)
@@ -78,6 +88,8 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
     if request.prompts.chat is None:  # the manifest says what was done
         request = replace(request, prompts=replace(request.prompts, chat=pair.tokenizer.chat_template is not None))
     encoded = encode_prompts(pair.encoder, chosen, path, limit, request.prompts)
+    if answers is not None and (lacking := [p.identifier for p, _ in encoded if p.index not in answers]):
+        raise TraceError(f"no output is known for the prompts {', '.join(lacking[:3])}: record into another folder")
     if request.outputs is not None:
         usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
         encoded = usable.prompts
@@ -109,7 +121,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
                         del pair  # two targets may not fit
                         pair = load_pair(request.pair.at(name))
                     with writer:  # a run is complete only with its costs
-                        recorded = record_missing(pair, writer, encoded, request, progress)
+                        recorded = record_missing(pair, writer, encoded, request, progress, answers)
                         if recorded or request.costs.measure or not has_costs(writer, request):
                             measure_pair(pair, encoded, request, progress, writer.folder)
         except KeyboardInterrupt as interrupt:
@@ -117,9 +129,9 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
                 f"What was recorded is kept in {request.out}: ask for the same again to go on from there."
             )
             raise
-    for name, folder in folders.items():
+    for name, folder in folders.items() if answers is None else ():
         _say_how_answers_look(name, read_run(folder)[0], end_tokens, on_warning)
-    return profile_rows(list(folders.values()))
+    return list(folders.values())
 
 
 def _check_recordable(request: ProfileRequest) -> None:

@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.pair import labelled, load_pair
-from draftgauge.api.prompts import choose_prompts, encode_prompts
-from draftgauge.api.recording import has_costs, make_manifests, measure_pair, missing_prompts, record_missing
+from draftgauge.api.pair import labelled
+from draftgauge.api.profile import record_runs
+from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PairSpec, ProfileRequest, RankRequest
 from draftgauge.api.runs import Warn, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
 from draftgauge.core.files import require_writable
-from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import drafter_kinds
@@ -31,7 +30,6 @@ from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
-from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
 SHORT_NAMES = {"lookup": "prompt_lookup"}
 MIB = 2**20
@@ -60,7 +58,7 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     for drafter in request.drafters:
         run = request.out / re.sub(r"[^\w.-]+", "-", drafter).strip("-.")
         try:
-            _record(request, drafter, run, next(iter(runs.values()), None), progress)
+            _record(request, drafter, run, next(iter(runs.values()), None), progress, on_warning)
             runs[drafter] = run
         except Exception as error:
             if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
@@ -95,45 +93,22 @@ def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
     return labelled(replace(pair, machine=request.machine, loading=request.loading))
 
 
-def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, progress: Progress) -> None:
+def _record(
+    request: RankRequest, drafter: str, run: Path, known: Path | None, progress: Progress, on_warning: Warn
+) -> None:
     """Record a drafter, along the outputs of the run ``known`` if there is one, and measure its costs."""
-    spec = _pair_spec(request, drafter)
-    pair = load_pair(spec)
-    prompts = request.prompts
-    if prompts.chat is None:  # the manifest says what was done
-        prompts = replace(prompts, chat=pair.tokenizer.chat_template is not None)
     asked = ProfileRequest(
         out=run,
-        pair=spec,
-        prompts=prompts,
+        pair=_pair_spec(request, drafter),
+        prompts=request.prompts,
         output=request.output,
         drafts=request.drafts,
         randomness=request.randomness,
         costs=request.costs,
     )
-    path, chosen = choose_prompts(prompts)
-    encoded = encode_prompts(pair.encoder, chosen, path, request.output.max_new_tokens, prompts)
-    manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, asked)[pair.compression]
     answers = None if known is None else _answers(read_trace(known))
-    if answers is not None and (lacking := [p.identifier for p, _ in encoded if p.index not in answers]):
-        raise TraceError(f"{known} has no output for the prompts {', '.join(lacking[:3])}: record into another folder")
-    require_writable(run)
-    with only_writer(run):
-        writer = TraceWriter(run, manifest, SHARD_PROMPTS)
-        labelled = _labelled(progress, drafter)
-        complete = writer.manifest.complete and not missing_prompts(writer, encoded)
-        if complete and has_costs(writer, asked) and not asked.costs.measure:
-            return
-        with writer:
-            recorded = record_missing(pair, writer, encoded, asked, labelled, answers)
-            if recorded or asked.costs.measure or not has_costs(writer, asked):
-                measure_pair(pair, encoded, asked, labelled, run)
-    del pair
+    record_runs(asked, lambda what, done, total: progress(f"{drafter}: {what}", done, total), on_warning, answers)
     release_unused()
-
-
-def _labelled(progress: Progress, drafter: str) -> Progress:
-    return lambda what, done, total: progress(f"{drafter}: {what}", done, total)
 
 
 def _answers(trace: Trace) -> dict[int, Answer]:

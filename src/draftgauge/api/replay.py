@@ -46,11 +46,11 @@ def replay(
         objects: policies of your own by name, beside the named ones, or alone where none is named. Every run and cost
             ratio gets a fresh copy.
         on_warning: told of policies that were fitted on another pair or on prompts judged here, and of costs that are
-            from another device; a Python warning by default.
+            from another device, or in a sweep not to be trusted; a Python warning by default.
 
     Returns:
         Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the recommended policy's row over all tasks
-        also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``. Of batches, as
+        also has ``verdict``, in words, but in a sweep. With a datastore, rows have ``datastore_tokens``. Of batches, as
         :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
 
     Raises:
@@ -110,9 +110,11 @@ def replay(
             evaluated = evaluate_design(design, costs, make, tune=tuned, stored=stored)
         kept = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         own = [dict(row) | kept for row in evaluated]
+        pooled = [row for row in own if row["task"] == ALL_TASKS]
+        verdict = verdict_of(pooled, manifest.command)
         if not request.sweep:
-            pooled = [row for row in own if row["task"] == ALL_TASKS]
-            best = next(row for row in pooled if row["recommended"])
-            best["verdict"] = str(verdict_of(pooled, manifest.command))
+            next(row for row in pooled if row["recommended"])["verdict"] = str(verdict)
+        elif verdict.doubt:
+            on_warning(f"{run}: {verdict.unknown}")
         rows += own
     return rows

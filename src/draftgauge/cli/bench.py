@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
-from draftgauge.cli.console import console, joined_interval, progress, show_table, source_columns
+from draftgauge.cli.console import console, joined_interval, progress, show_table, show_verdicts, source_columns
 from draftgauge.core.load import describe_load, machine_load
 from draftgauge.core.printable import speed
 
@@ -57,3 +57,4 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
     show_table(f"All tasks together, {prompts}, live", shown, COLUMNS | source_columns(shown))
     console.print(describe_load(machine_load()), highlight=False)
+    show_verdicts(pooled)

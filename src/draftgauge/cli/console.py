@@ -280,6 +280,12 @@ def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return SOURCES if any(row.get("source_text") for row in rows) else {}
 
 
+def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
+    for row in rows:
+        if row.get("verdict"):
+            console.print(f"{row['compression']}: {row['verdict']}", highlight=False, markup=False, soft_wrap=True)
+
+
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import console, joined_interval, show_table, source_columns, warn
+from draftgauge.cli.console import joined_interval, show_table, show_verdicts, source_columns, warn
 
 COLUMNS = {
     "policy": "policy",
@@ -43,9 +43,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     columns |= source_columns(pooled)
     shown = [row | joined_interval(row, "gain", "{:+.1%}".format) for row in pooled]
     show_table(_title(pooled, bool(request.sweep)), shown, columns)
-    for row in rows:
-        if row.get("verdict"):
-            console.print(f"{row['compression']}: {row['verdict']}", highlight=False, markup=False, soft_wrap=True)
+    show_verdicts(pooled)
     return rows
 
 

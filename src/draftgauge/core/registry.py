@@ -56,11 +56,10 @@ class Registry(Generic[T]):
     def takes(self, name: str, parameter: str) -> bool:
         return parameter in self._parameters(name)
 
-    def create(self, spec: str, **defaults: Any) -> T:
-        """Make what a spec names."""
-        name, arguments = self.parse(spec)
+    def create(self, name: str, arguments: Mapping[str, Any], **defaults: Any) -> T:
+        """Make what a spec names, from what :meth:`parse` found in it."""
         parameters = self._parameters(name)
-        given = {key: value for key, value in defaults.items() if key in parameters} | arguments
+        given = {key: value for key, value in defaults.items() if key in parameters} | dict(arguments)
         missing = [key for key, each in parameters.items() if each.default is each.empty and key not in given]
         if missing:
             raise DraftgaugeError(f"{self.kind} {name} needs {', '.join(missing)}: {self.usage(name)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,17 @@ def save_fitted(fitted: FittedPolicy, path: Path) -> None:
 
 
 def load_fitted(path: Path) -> FittedPolicy:
-    """Read a fitted policy.
+    """Read a fitted policy; a file that has not changed since is parsed once.
 
     Raises:
         DraftgaugeError: if the file is missing or damaged, is not a fitted policy or one of another version, or names
             an unknown policy.
     """
+    return _load_fitted(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=16)
+def _load_fitted(path: Path, changed: int) -> FittedPolicy:
     content = FILE.read(path)
     del content["version"]
     try:

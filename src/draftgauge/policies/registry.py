@@ -149,14 +149,16 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
     if spec.endswith(FITTED_SUFFIX):
         return policy_of_file(Path(spec), gamma_max, costs)
-    spec = current_name(spec)
-    name, arguments = POLICIES.parse(spec)
+    return make_parsed(*POLICIES.parse(current_name(spec)), gamma_max, costs)
+
+
+def make_parsed(name: str, arguments: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:
-        raise DraftgaugeError(f"policy {spec}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
+        raise DraftgaugeError(f"policy {name}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
     if weighs_cost(name):
         require_costs(name, costs)
-    return POLICIES.create(spec, gamma_max=gamma_max, costs=costs)
+    return POLICIES.create(name, arguments, gamma_max=gamma_max, costs=costs)
 
 
 def with_objects(policies: Mapping[str, Policy], objects: Mapping[str, Policy]) -> dict[str, Policy]:

@@ -19,7 +19,7 @@ from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
 from draftgauge.replaying.splits import EVERYTHING, Design
-from draftgauge.replaying.verdict import recommended
+from draftgauge.replaying.verdict import recommended, totals
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.statistics.paired import holm, paired_gain, ratio_interval
 from draftgauge.traces.build import conversations
@@ -194,11 +194,8 @@ def evaluate(
         for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
             row["p_holm"] = adjusted
     best = f"fixed:{best_gamma}" if best_gamma else NO_DRAFT
-    # Of all lengths the fastest one on these very prompts would be favoured: only the best fixed length is a candidate.
-    aside = {name for name in outcomes if best in outcomes and name.startswith("fixed:")}
-    aside |= {*against.references, *BOUNDS}
-    candidates = {name: it for name, it in outcomes.items() if name not in aside or name in (NO_DRAFT, best)}
-    chosen = recommended(candidates, conversation, resamples) if candidates else None
+    candidates = {name: it for name, it in outcomes.items() if name not in BOUNDS}
+    chosen = recommended(totals(candidates, conversation), best, resamples) if candidates else None
     for row in rows:
         row["recommended"] = row["policy"] == chosen
     return rows

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.registry import compared_policies, make_policy
+from draftgauge.policies.registry import NO_DRAFT, compared_policies, make_policy
 from draftgauge.replaying.acceptance import acceptance_by_depth
-from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds, task_masks
+from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, plain_seconds, task_masks
 from draftgauge.replaying.rows import sum_by_prompt
-from draftgauge.replaying.simulate import Replay, can_replay, replay, replay_fixed_all
+from draftgauge.replaying.simulate import Replay, can_replay, replay
 from draftgauge.replaying.splits import design_of
-from draftgauge.replaying.verdict import recommended
+from draftgauge.replaying.verdict import recommended, totals
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.build import conversations, select
@@ -45,8 +45,7 @@ class Ranked(NamedTuple):
 def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
     """Drafters from the fastest to the slowest, plain decoding ("none") among them.
 
-    The setting of each, a fixed length or a rule, is chosen on training prompts where the prompts name some, else on
-    those judged on: the simplest that is level with the fastest (:func:`~draftgauge.replaying.verdict.recommended`).
+    The setting of each is that of the verdict on its run (:func:`~draftgauge.replaying.verdict.recommended`).
 
     Args:
         recorded: by drafter, its trace over the same outputs and its costs.
@@ -101,18 +100,18 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
 
 def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     design = design_of(trace)
-    training = design.trace if design.train is None else design.train
-    tried = _replays(training, costs)
-    setting = recommended(tried, conversations(training))
-    outcome = tried[setting] if design.train is None else _replays(design.trace, costs)[setting]
+    best = best_fixed_gamma(design.trace if design.train is None else design.train, costs)
+    tried = _replays(design.trace, costs, best)
+    setting = recommended(totals(tried, conversations(design.trace)), f"fixed:{best}")
+    outcome = tried[setting]
     return Ranked(setting, design.trace, costs, outcome.committed, outcome.seconds, outcome.steps)
 
 
-def _replays(trace: Trace, costs: CostCurve) -> dict[str, Replay]:
-    """By setting: every fixed length, and the rules that every comparison has."""
-    fixed = {f"fixed:{gamma}" if gamma else "no-draft": of for gamma, of in enumerate(replay_fixed_all(trace, costs))}
-    rules = {name: make_policy(name, trace.gamma_max, costs) for name in compared_policies()}
-    return fixed | {name: replay(trace, rule, costs) for name, rule in rules.items() if can_replay(trace, rule)}
+def _replays(trace: Trace, costs: CostCurve, gamma: int) -> dict[str, Replay]:
+    """By setting: not to draft, a fixed length, and the rules that every comparison has."""
+    settings = dict.fromkeys((NO_DRAFT, f"fixed:{gamma}" if gamma else NO_DRAFT, *compared_policies()))
+    policies = {setting: make_policy(setting, trace.gamma_max, costs) for setting in settings}
+    return {name: replay(trace, policy, costs) for name, policy in policies.items() if can_replay(trace, policy)}
 
 
 def _plain(of: Ranked) -> Ranked:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.policies.registry import NO_DRAFT, complexity_of
 from draftgauge.replaying.rows import sum_by_prompt
@@ -18,6 +18,9 @@ from draftgauge.statistics.paired import paired_gain
 
 LEVEL = 0.01  # policies whose speeds differ by less are level
 NOT_DRAFTING = (NO_DRAFT, "plain")
+FIXED = "fixed:"
+
+Totals = tuple[ArrayLike, ArrayLike]
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Verdict:
             the fastest policy that drafts, ``drafting``, where the setting is not to draft.
         prompts: how many this stands on; of a server's counters how many drafts, as ``unit`` says.
         doubt: why the costs are not to be trusted; empty if they are.
-        command: that recorded the run.
+        command: that recorded the run, or decoded.
+        live: whether the prompts were decoded with each policy, not replayed.
     """
 
     setting: str
@@ -42,6 +46,7 @@ class Verdict:
     doubt: str = ""
     command: str = ""
     unit: str = "prompts"
+    live: bool = False
 
     @property
     def speculate(self) -> bool:
@@ -50,7 +55,8 @@ class Verdict:
     @property
     def unknown(self) -> str:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
-        again = f"`{self.command}`" if self.command else "the `draftgauge profile` command of the run"
+        verb = "bench" if self.live else "profile"
+        again = f"`{self.command}`" if self.command else f"the `draftgauge {verb}` command of the run"
         if self.doubt:
             return (
                 f"the costs are not to be trusted, {self.doubt}. To settle it, run {again} again with --measure, "
@@ -58,14 +64,16 @@ class Verdict:
             )
         more = f"To settle it, run {again} again with more prompts"
         if self.prompts < MIN_PROMPTS or self.low is None or self.high is None:
-            return f"{self.prompts} of at least {MIN_PROMPTS} prompts are recorded. {more}"
+            done = "decoded" if self.live else "recorded"
+            return f"{self.prompts} of at least {MIN_PROMPTS} prompts are {done}. {more}"
         if self.low <= 1 <= self.high and self.drafting:
             return f"the interval reaches both sides of plain decoding. {more}"
         return ""
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" (95%: {self.low:.2f}x to {self.high:.2f}x)"
-        figure = f"{self.speedup:.2f}x plain decoding{interval}, modelled on {self.prompts} {self.unit}"
+        how = "measured" if self.live else "modelled"
+        figure = f"{self.speedup:.2f}x plain decoding{interval}, {how} on {self.prompts} {self.unit}"
         if self.speculate:
             known = f"Draft with {self.setting}: {figure}."
         elif self.drafting:
@@ -75,13 +83,13 @@ class Verdict:
         return f"Not known yet: {self.unknown}. So far: {known}" if self.unknown else known
 
 
-def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "") -> Verdict:
+def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False) -> Verdict:
     """The verdict on the rows of one run over all its prompts.
 
     Args:
-        rows: with ``policy``, ``ratio_to_plain`` with ``_low`` and ``_high``, ``recommended``, ``prompts`` and
-            ``cost_doubt``, as :func:`~draftgauge.replaying.evaluate.evaluate` makes them.
-        command: that recorded the run.
+        rows: with ``policy``, ``ratio_to_plain`` with ``_low`` and ``_high``, ``recommended`` and ``prompts``, as
+            :func:`~draftgauge.replaying.evaluate.evaluate` makes them; ``cost_doubt`` where costs were modelled.
+        command, live: as of :class:`Verdict`.
     """
     chosen = next(row for row in rows if row["recommended"])
     shown = chosen
@@ -94,33 +102,46 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "") -> Verdict:
     low, high = (shown[f"ratio_to_plain_{end}"] for end in ("low", "high"))
     if low is None or low != low or shown["prompts"] == 1:
         low = high = None
-    doubt = chosen["cost_doubt"] or ""
-    return Verdict(chosen["policy"], drafting, shown["ratio_to_plain"], low, high, chosen["prompts"], doubt, command)
+    return Verdict(
+        chosen["policy"],
+        drafting,
+        shown["ratio_to_plain"],
+        low,
+        high,
+        chosen["prompts"],
+        chosen.get("cost_doubt") or "",
+        command,
+        live=live,
+    )
 
 
-def recommended(
-    outcomes: Mapping[str, Replay], conversation: NDArray[np.int64], resamples: int = TEST_RESAMPLES
-) -> str:
+def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> dict[str, Totals]:
+    """Tokens and seconds of replays, summed by the conversation ``[prompts]`` of each prompt."""
+    count = int(conversation.max()) + 1
+    return {
+        name: (sum_by_prompt(conversation, of.committed, count), sum_by_prompt(conversation, of.seconds, count))
+        for name, of in outcomes.items()
+    }
+
+
+def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
     """The name of the simplest policy that is level with the fastest one: whose gain over it is -1% or more, or has a
     95% interval that reaches 0. The simplest has the fewest tuned or fitted numbers
     (:func:`~draftgauge.policies.registry.complexity_of`), the faster one of equals.
 
     Args:
-        outcomes: replays of the same prompts, by the spec of the policy.
-        conversation: ``[prompts]`` whose turns are resampled together.
+        timed: tokens and seconds ``[conversations]`` of the same prompts, by the spec of the policy.
+        best_fixed: the best fixed length. The others are no candidates: of all lengths the one that happens to be
+            fastest on these prompts would be favoured.
         resamples: of the intervals.
     """
-    count = int(conversation.max()) + 1
-
-    def summed(outcome: Replay) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        tokens, seconds = (sum_by_prompt(conversation, part, count) for part in (outcome.committed, outcome.seconds))
-        return tokens, seconds
-
-    speeds = {name: outcome.tokens_per_second for name, outcome in outcomes.items()}
-    fastest = summed(outcomes[max(speeds, key=speeds.__getitem__)])
+    aside = [name for name in timed if name.startswith(FIXED) and name != best_fixed and best_fixed in timed]
+    candidates = {name: of for name, of in timed.items() if name not in aside}
+    speeds = {name: sum(tokens) / sum(seconds) for name, (tokens, seconds) in candidates.items()}
+    fastest = candidates[max(speeds, key=speeds.__getitem__)]
     level = []
-    for name, outcome in outcomes.items():
-        gain = paired_gain(*summed(outcome), *fastest, resamples=resamples)
+    for name, of in candidates.items():
+        gain = paired_gain(*of, *fastest, resamples=resamples)
         if gain.estimate >= -LEVEL or gain.high >= 0:
             level.append(name)
-    return min(level, key=lambda name: (complexity_of(name), -speeds[name]))
+    return min(level, key=lambda name: (0 if name in NOT_DRAFTING else complexity_of(name), -speeds[name]))

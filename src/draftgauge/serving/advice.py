@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.registry import NO_DRAFT, make_policy
+from draftgauge.policies.registry import make_policy
 from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.rows import context_lengths, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_lengths
 from draftgauge.replaying.splits import Design
-from draftgauge.replaying.verdict import Verdict, recommended, verdict_of
+from draftgauge.replaying.verdict import Verdict, recommended, totals, verdict_of
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
 from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.paired import ratio_interval
@@ -90,17 +90,12 @@ def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], c
     outcomes = tuple(outcome(setting, run) for setting, run in replays.items())
     length = best_length(design, costs)
     best = f"{FIXED}{length}" if length else PLAIN
-    candidates = {
-        NO_DRAFT if setting == PLAIN else setting: run
-        for setting, run in replays.items()
-        if fixed_length(setting) is None or setting in (PLAIN, best)
-    }
-    chosen = recommended(candidates, conversation)
+    chosen = recommended(totals(replays, conversation), best)
     rows = [
         {
             "policy": it.setting,
             **columns("ratio_to_plain", Interval(it.speedup, it.low, it.high)),
-            "recommended": it.setting == (PLAIN if chosen == NO_DRAFT else chosen),
+            "recommended": it.setting == chosen,
             "prompts": len(trace.prompts),
             "cost_doubt": costs.doubt(),
         }
