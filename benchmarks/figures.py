@@ -120,7 +120,7 @@ def _real_line(*own: Any) -> str:
         if row["tuned"] or rule not in rules:
             rules[rule] = row
     length = rows[0]["best_fixed_gamma"]
-    best = next(row for row in rows if row["policy"] == (f"fixed:{length}" if length else "none"))
+    best = next(row for row in rows if row["policy"] == (f"fixed:{length}" if length else "no-draft"))
     gains = [interval(rules[rule]) for rule in REAL_RULES]
     bound = rules["hindsight-two-sources"]
     cells = [*more, str(length), f"{best['ratio_to_plain']:.2f}x", *gains, f"{bound['gain']:+.1%}"]
@@ -134,7 +134,7 @@ def best_length_table(rows: Sequence[Row]) -> Iterator[str]:
     costs = " | ".join(f"costs of {RUN_NAMES[name]}" for name in paid)
     yield f"| drafts accepted as with | first token accepted | {costs} |"
     yield f"|---|---:|{'---:|' * len(paid)}"
-    for name in paid:
+    for name in dict.fromkeys(row["outcomes"] for row in found):
         own = [row for row in found if row["outcomes"] == name]
         first = next(row["acceptance_rate"] for row in own if row["gamma"] == 1)
         best = [next(str(row["gamma"]) for row in own if row["costs"] == each and row["best"]) for each in paid]

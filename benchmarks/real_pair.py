@@ -4,9 +4,10 @@
     python benchmarks/real_pair.py record MODELS --prompts FOLDER     # hours: answers, traces and costs, resumable
     python benchmarks/real_pair.py live MODELS --prompts FOLDER --minutes 60
 
-MODELS holds the folders qwen2.5-coder-1.5b and qwen2.5-coder-0.5b; FOLDER has code.jsonl, math.jsonl, chat.jsonl and
-summarization.jsonl. Prompts are drawn by a seed into training, validation and test ones; rules are fitted, tuned and
-chosen on training prompts, and judged on test prompts.
+MODELS holds the folders qwen2.5-coder-1.5b and qwen2.5-coder-0.5b, and for llama.cpp the same weights as files ending
+in .gguf (Q4_K_M) and -q8_0.gguf; FOLDER has code.jsonl, math.jsonl, chat.jsonl and summarization.jsonl. Prompts are
+drawn by a seed into training, validation and test ones; rules are fitted, tuned and chosen on training prompts, and
+judged on test prompts.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from draftgauge.training.reuse.generate import greedy_answers, groups
 
 RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+GGUF = {"Q4_K_M": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp
 TASKS = ("code", "math", "chat", "summarization")
 COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
@@ -75,7 +77,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the recorded runs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument(
-        "--compression", default="bf16,int8,nf4", help="of the target: those to record, or one to decode live"
+        "--compression",
+        default="bf16,int8,nf4,Q4_K_M,Q8_0",
+        help="of the target, and of the draft in llama.cpp: those to record, or one to decode live",
     )
     parser.add_argument("--per-task", type=int, help="take the first prompts of each split and task only")
     parser.add_argument(
@@ -116,15 +120,15 @@ def drawn_prompts(folder: Path, out: Path) -> Path:
 def record(args: argparse.Namespace, compression: str) -> None:
     """The target's answers, in batches; then what is drafted from every position of them, and what a step costs."""
     prompts = drawn_prompts(args.prompts, args.runs / "prompts.jsonl")
-    answers = args.runs / f"{compression}.answers.jsonl"
-    answer(args.models / TARGET, compression, prompts, answers, args.per_task)
+    recorded: dict[str, Any] = {"limit": len(TASKS)}  # llama.cpp drafts from one position after the other
+    if compression not in GGUF:
+        answers = args.runs / f"{compression}.answers.jsonl"
+        answer(args.models / TARGET, compression, prompts, answers, args.per_task)
+        recorded = {"outputs": answers, "per_task": args.per_task}
     profile(
-        target=str(args.models / TARGET),
-        draft=str(args.models / DRAFT),
-        compression=(compression,),
+        **pair_of(args.models, compression),
+        **recorded,
         prompts=prompts,
-        outputs=answers,
-        per_task=args.per_task,
         max_new_tokens=NEW_TOKENS,
         gamma_max=GAMMA_MAX,
         cost_seconds=150,
@@ -132,6 +136,22 @@ def record(args: argparse.Namespace, compression: str) -> None:
         out=args.runs / compression,
         progress=show_progress,
     )
+
+
+def pair_of(models: Path, compression: str) -> dict[str, Any]:
+    """How ``profile`` and ``bench`` load the pair."""
+    if compression in GGUF:
+        files = {"target": f"{TARGET}{GGUF[compression]}", "draft": f"{DRAFT}{GGUF[compression]}"}
+        return {name: str(models / file) for name, file in files.items()} | {"engine": "gguf-fast"}
+    return {"target": str(models / TARGET), "draft": str(models / DRAFT), "compression": (compression,)}
+
+
+def recorded_runs(folder: Path) -> dict[str, tuple[Trace, CostCurve]]:
+    """Outcomes and costs by compression. Few prompts are recorded in llama.cpp: the same weights' outcomes in bfloat16
+    stand for them.
+    """
+    runs = {run.name: read_run(run) for run, _ in select_runs(folder)}
+    return {name: (runs["bf16"][0] if name in GGUF else trace, costs) for name, (trace, costs) in runs.items()}
 
 
 def answer(target: Path, compression: str, path: Path, out: Path, per_task: int | None) -> None:
@@ -165,14 +185,13 @@ def answer(target: Path, compression: str, path: Path, out: Path, per_task: int 
 
 
 def judged(folder: Path) -> list[dict[str, Any]]:
-    """Every rule on the test prompts of every run: all of them, those that copy least, and each task held out."""
+    """Every rule on the test prompts of every run; in bfloat16 also on those that copy least, and by task held out."""
     rows = []
-    for run, manifest in select_runs(folder):
-        trace, costs = read_run(run)
+    for run, (trace, costs) in recorded_runs(folder).items():
         splits, share = splits_of(trace), copied_shares(trace)
         tasks = np.array([prompt.task for prompt in trace.prompts])
         train, test = splits == TRAIN, splits == TEST
-        label = {"run": manifest.target.compression}
+        label = {"run": run}
 
         def compare(
             judge: NDArray[np.bool_],
@@ -192,6 +211,8 @@ def judged(folder: Path) -> list[dict[str, Any]]:
             return kept
 
         rows += compare(test, train, "all tasks")
+        if run != "bf16":
+            continue
         order = np.sort(share[test])
         rows += [
             r
@@ -234,10 +255,12 @@ def copied_shares(trace: Trace) -> NDArray[np.float64]:
 
 def speckv_rows(folder: Path) -> list[dict[str, Any]]:
     """SpecKV's questions: fixed lengths at every mix of outcomes and costs, and what its signals say of acceptance."""
-    runs = {manifest.target.compression: read_run(run) for run, manifest in select_runs(folder)}
+    runs = recorded_runs(folder)
     common = set.intersection(*({prompt.identifier for prompt in trace.prompts} for trace, _ in runs.values()))
     rows: list[dict[str, Any]] = []
     for outcomes, (whole, _) in runs.items():
+        if outcomes in GGUF:
+            continue
         trace = select(whole, [prompt.identifier in common for prompt in whole.prompts])
         for paid, (_, costs) in runs.items():
             best = best_fixed_gamma(trace, costs)
@@ -301,18 +324,21 @@ def _correlation(signal: NDArray[np.float64], accepted: NDArray[np.float64]) -> 
 
 def live(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The best of every kind, chosen on training prompts, decoding the test prompts interleaved."""
-    run = args.runs / args.compression
-    trace, costs = read_run(run)
+    trace, costs = recorded_runs(args.runs)[args.compression]
     train = select(trace, splits_of(trace) == TRAIN)
     best = best_fixed_gamma(train, costs)
     confidence = tune_rivals(train, costs, [name for name in TUNED if "lookup" not in name]).best
     lookup = tune_rivals(train, costs, ("lookup-else-stopping",)).best
     two_source = args.runs / f"{args.compression}.two-source.json"
     save_fitted(fit_policy("two-source", [train], [costs], SEED), two_source)
-    fixed = f"fixed:{best}"
+    fixed = f"fixed:{best or 1}"
     rules = (str(two_source),) if args.baselines else (confidence, lookup, str(two_source))
+    where: dict[str, Any] = {"folder": args.runs / args.compression}
+    if args.compression in GGUF:
+        settings = {"prompts": str(args.runs / "prompts.jsonl"), "max_new_tokens": NEW_TOKENS, "gamma_max": GAMMA_MAX}
+        where = pair_of(args.models, args.compression) | settings
     return bench(
-        args.runs / args.compression,
+        **where,
         policies=(fixed, *rules),
         over=fixed,
         split=TEST,
