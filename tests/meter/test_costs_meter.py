@@ -14,7 +14,7 @@ from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
-from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise
+from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, rising_row
 from draftgauge.meter.steps import BACKLOGS
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -220,3 +220,21 @@ def test_default_contexts_reach_from_the_first_step_to_the_last() -> None:
 @pytest.mark.parametrize(("spread", "wait"), [(0.001, 0.02), (0.2, 0.0)])
 def test_a_wait_that_noise_explains_costs_nothing(spread: float, wait: float) -> None:
     assert _above_noise([0.02 + spread * step for step in (-2, -1, 0, 1, 2)]) == wait
+
+
+@pytest.mark.parametrize(
+    ("one_token", "kept"), [((0.21, 0.20, 0.21, 0.22, 0.21), True), ((0.18, 0.16, 0.21, 0.14, 0.17), False)]
+)
+def test_a_pass_of_one_token_may_take_longer_than_one_of_two_where_the_samples_tell_them_apart(
+    one_token: tuple[float, ...], kept: bool
+) -> None:
+    timed = {0: one_token, 1: (0.16, 0.17, 0.16, 0.16, 0.17), 4: (0.2, 0.2, 0.2, 0.2, 0.2)}
+    row = rising_row(timed, range(5))
+    assert (row[0] > row[1]) == kept
+    assert (np.diff(row[1:]) >= 0).all()
+    assert not kept or row[0] == np.median(one_token)
+
+
+def test_too_few_samples_never_make_one_token_more_expensive_than_two() -> None:
+    row = rising_row({0: [0.21], 1: [0.16], 2: [0.17]}, range(3))
+    assert row[0] <= row[1] <= row[2]

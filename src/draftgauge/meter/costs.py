@@ -41,6 +41,7 @@ LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at e
 LEAST_SECONDS = 1e-9
 NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
 MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over the root of the samples
+FEWEST_TO_TELL = 5  # samples of each of two lengths, to say that the shorter one takes longer
 TWO_SIDED = 1.96  # half of a 95% interval, in standard errors
 
 Samples = Sequence[Sequence[Sample]]
@@ -313,9 +314,13 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: boo
 
 def _above_noise(values: Sequence[float]) -> float:
     """Their median; 0 where its 95% interval reaches 0, as what is left between two timings of long steps is noise."""
-    low, median, high = np.percentile(values, (25, 50, 75))
-    error = MEDIAN_ERROR * (high - low) / NORMAL_IQR / math.sqrt(len(values))
-    return float(median) if median > TWO_SIDED * error else 0.0
+    median = float(np.median(values))
+    return median if median > TWO_SIDED * _median_error(values) else 0.0
+
+
+def _median_error(values: Sequence[float]) -> float:
+    low, high = np.percentile(values, (25, 75))
+    return float(MEDIAN_ERROR * (high - low) / NORMAL_IQR / math.sqrt(len(values)))
 
 
 def _by_length(samples: Sequence[Sample], value: Callable[[Sample], float]) -> dict[int, list[float]]:
@@ -333,12 +338,18 @@ def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int) -
 
 def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> Floats:
     """Median seconds for each number of tokens wanted, interpolated where it was not timed; never falling, as one token
-    more costs nothing at least.
+    more costs nothing at least, but for the first: a pass of one token can take longer than one of two, as CPUs
+    multiply a matrix with a vector by other kernels.
     """
     tokens = sorted(timed)
-    medians = [float(np.median(timed[count])) for count in tokens]
-    rising = isotonic_regression(medians, weights=[len(timed[count]) for count in tokens]).x
-    row: Floats = np.interp(wanted, tokens, rising)
+    medians = np.array([np.median(timed[count]) for count in tokens])
+    weights = [len(timed[count]) for count in tokens]
+    alone = 0
+    if len(tokens) > 2 and min(weights[:2]) >= FEWEST_TO_TELL:
+        errors = [_median_error(timed[count]) for count in tokens[:2]]
+        alone = int(medians[0] - medians[1] > TWO_SIDED * math.hypot(*errors))
+    medians[alone:] = isotonic_regression(medians[alone:], weights=weights[alone:]).x
+    row: Floats = np.interp(wanted, tokens, medians)
     return row
 
 
