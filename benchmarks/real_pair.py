@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from draftgauge.api.bench import bench
 from draftgauge.api.profile import profile
 from draftgauge.api.runs import read_run, select_runs
-from draftgauge.core.prompts import TEST, TRAIN, Prompt, read_prompts
+from draftgauge.core.prompts import TEST, TRAIN, read_prompts
 from draftgauge.core.rendering import Rendering
 from draftgauge.fitting.registry import fit_policy
 from draftgauge.fitting.tuning import tune_rivals
@@ -49,6 +49,7 @@ GGUF = {"Q4_K_M": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp
 TASKS = ("code", "math", "chat", "summarization")
 COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
+COST_SECONDS = 240
 MOST_CHARACTERS = 3600  # of a prompt
 GROUP_TOKENS = 6_000  # of prompts and answers decoded together
 FITTED = ("stopping", "two-source", "speckv")
@@ -81,7 +82,7 @@ def main() -> None:
         default="bf16,int8,nf4,Q4_K_M,Q8_0",
         help="of the target, and of the draft in llama.cpp: those to record, or one to decode live",
     )
-    parser.add_argument("--per-task", type=int, help="take the first prompts of each split and task only")
+    parser.add_argument("--per-task", type=int, help="take so many training and test prompts of each task only")
     parser.add_argument(
         "--baselines", action="store_true", help="decode live beside transformers, not beside other rules"
     )
@@ -99,8 +100,8 @@ def main() -> None:
         save(args.out, f"real-{kind}-{args.compression}.json", live(args))
 
 
-def drawn_prompts(folder: Path, out: Path) -> Path:
-    """The prompts of this study as one file, tasks in turn, each with its split."""
+def drawn_prompts(folder: Path, out: Path, per_task: int | None = None) -> Path:
+    """The prompts of this study as one file, tasks in turn, each with its split; or the first to train and test on."""
     rng, by_task = random.Random(SEED), []
     for task in TASKS:
         lines = [json.loads(line) for line in (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -108,9 +109,10 @@ def drawn_prompts(folder: Path, out: Path) -> Path:
         short = [(number, text) for number, text in texts if len(text) < MOST_CHARACTERS]
         splits = itertools.chain.from_iterable([split] * count for split, count in COUNTS.items())
         chosen = zip(rng.sample(short, sum(COUNTS.values())), splits, strict=True)
-        by_task.append(
-            [{"id": f"{task}-{n}", "task": task, "split": split, "prompt": text} for (n, text), split in chosen]
-        )
+        drawn = [{"id": f"{task}-{n}", "task": task, "split": split, "prompt": text} for (n, text), split in chosen]
+        if per_task is not None:
+            drawn = [row for split in (TRAIN, TEST) for row in [r for r in drawn if r["split"] == split][:per_task]]
+        by_task.append(drawn)
     out.parent.mkdir(parents=True, exist_ok=True)
     rows = itertools.chain.from_iterable(zip(*by_task, strict=True))
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -119,19 +121,20 @@ def drawn_prompts(folder: Path, out: Path) -> Path:
 
 def record(args: argparse.Namespace, compression: str) -> None:
     """The target's answers, in batches; then what is drafted from every position of them, and what a step costs."""
-    prompts = drawn_prompts(args.prompts, args.runs / "prompts.jsonl")
+    name = f"prompts-{args.per_task}.jsonl" if args.per_task else "prompts.jsonl"
+    prompts = drawn_prompts(args.prompts, args.runs / name, args.per_task)
     recorded: dict[str, Any] = {"limit": len(TASKS)}  # llama.cpp drafts from one position after the other
     if compression not in GGUF:
         answers = args.runs / f"{compression}.answers.jsonl"
-        answer(args.models / TARGET, compression, prompts, answers, args.per_task)
-        recorded = {"outputs": answers, "per_task": args.per_task}
+        answer(args.models / TARGET, compression, prompts, answers)
+        recorded = {"outputs": answers}
     profile(
         **pair_of(args.models, compression),
         **recorded,
         prompts=prompts,
         max_new_tokens=NEW_TOKENS,
         gamma_max=GAMMA_MAX,
-        cost_seconds=150,
+        cost_seconds=COST_SECONDS,
         measure=args.measure,
         out=args.runs / compression,
         progress=show_progress,
@@ -154,17 +157,14 @@ def recorded_runs(folder: Path) -> dict[str, tuple[Trace, CostCurve]]:
     return {name: (runs["bf16"][0] if name in GGUF else trace, costs) for name, (trace, costs) in runs.items()}
 
 
-def answer(target: Path, compression: str, path: Path, out: Path, per_task: int | None) -> None:
+def answer(target: Path, compression: str, path: Path, out: Path) -> None:
     """Greedy answers to prompts of similar length together, as OpenAI's batch output; goes on where it was."""
     done = (
         {json.loads(line)["custom_id"] for line in out.read_text(encoding="utf-8").splitlines()}
         if out.exists()
         else set()
     )
-    kinds: dict[tuple[str, str], list[Prompt]] = {}
-    for prompt in read_prompts(path):
-        kinds.setdefault((prompt.task, prompt.split), []).append(prompt)
-    prompts = [each for kind in kinds.values() for each in kind[:per_task] if each.identifier not in done]
+    prompts = [prompt for prompt in read_prompts(path) if prompt.identifier not in done]
     if not prompts:
         return
     model, tokenizer = load_model(target, compression, engine="modules"), load_tokenizer(target)
@@ -335,7 +335,11 @@ def live(args: argparse.Namespace) -> list[dict[str, Any]]:
     rules = (str(two_source),) if args.baselines else (confidence, lookup, str(two_source))
     where: dict[str, Any] = {"folder": args.runs / args.compression}
     if args.compression in GGUF:
-        settings = {"prompts": str(args.runs / "prompts.jsonl"), "max_new_tokens": NEW_TOKENS, "gamma_max": GAMMA_MAX}
+        settings = {
+            "prompts": str(args.runs / "prompts.jsonl"),
+            "max_new_tokens": NEW_TOKENS,
+            "gamma_max": GAMMA_MAX,
+        }
         where = pair_of(args.models, args.compression) | settings
     return bench(
         **where,

@@ -124,15 +124,17 @@ def remedies(request: TrainingSpec) -> Study:
 def block(request: TrainingSpec) -> Study:
     """The designs trained token by token and block-wise, on as many positions each: two million answer tokens."""
     designs = (HIDDEN, KV, HYBRID, CONTROL)
-    # Else a head of 50,000 tokens or more takes most of the time; the bundled target has 4,096.
-    base = quick(request if request.target == REFERENCE else replace(request, draft_vocabulary=8192))
+    base, questions = quick(request), GPU["questions"]
+    if request.target != REFERENCE:
+        # Else a head of 50,000 tokens or more takes most of the time; the bundled target has 4,096.
+        base, questions = quick(replace(request, draft_vocabulary=8192)), None
     return replace(
         base,
         preset="block",
         variants=(*designs, *(remedied(one, BLOCK) for one in designs)),
         seeds=(0, 1),
         decisive=(),
-        request=replace(base.request, questions=None, new_tokens=128, steps=4500, log_every=50),
+        request=replace(base.request, questions=questions, new_tokens=128, steps=4500, log_every=50),
     )
 
 
