@@ -27,7 +27,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
     assert ({*map(at_equal_width, (HIDDEN, KV))} <= set(study.variants)) == (preset in ("width", "full"))
     assert (KV_DEEP in study.variants) == (preset in ("depth", "full"))  # P2
     assert study.request.depths == 7
-    assert study.request.questions or study.request.prompts, 'a plan needs to know how many answers there are'
+    assert study.request.questions or study.request.prompts, "a plan needs to know how many answers there are"
     made = cells(tmp_path, study)
     assert len(made) == sum(len(study.seeds_of(v)) for v in study.variants) == len({cell.name for cell in made})
     wide = WIDE_PREDICTIONS if preset in ("width", "full") else ()
