@@ -29,7 +29,7 @@ from transformers import GenerationConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import draftgauge
 from draftgauge.api.advise import advise
-from draftgauge.api.arms import PLAIN, Arm, ArmRun, plain_arm, policy_arm
+from draftgauge.api.arms import PLAIN, Arm, ArmRun, own_arm
 from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
 from draftgauge.api.bench_servers import server_arm
 from draftgauge.api.costs import pair_costs
@@ -81,10 +81,10 @@ def plain_rows(bench: Bench) -> Rows:
     gguf, lean = gguf_pair(bench), load_pair(PairSpec(target="reference"))
     settings = DecodingSettings(max_new_tokens=bench.max_new_tokens, end_tokens=gguf.end_tokens)
     with llama_server(bench.gguf("target")) as url:
-        other = plain_arm(lean, settings)
+        other = own_arm(lean, settings)
         other.name = "lean"
         server = server_arm("llama-server", "llama-server", url, bench.max_new_tokens)
-        return tagged(measured([plain_arm(gguf, settings), other, server], bench, "plain"), "gguf", [])
+        return tagged(measured([own_arm(gguf, settings), other, server], bench, "plain"), "gguf", [])
 
 
 def gguf_rows(bench: Bench) -> Rows:
@@ -97,8 +97,8 @@ def gguf_rows(bench: Bench) -> Rows:
     costs = pair_costs(pair, CostSpec(), LONGEST)
     settings = DecodingSettings(max_new_tokens=bench.max_new_tokens, end_tokens=pair.end_tokens)
     specs = [*lengths_with(LENGTHS, advice), "stopping"]
-    arms = [policy_arm(pair, spec, make_policy(spec, LONGEST, costs), settings) for spec in specs]
-    return tagged(measured([plain_arm(pair, settings), *arms], bench, "gguf"), "gguf", advice)
+    arms = [own_arm(pair, settings, spec, make_policy(spec, LONGEST, costs)) for spec in specs]
+    return tagged(measured([own_arm(pair, settings), *arms], bench, "gguf"), "gguf", advice)
 
 
 def generate_rows(bench: Bench) -> Rows:

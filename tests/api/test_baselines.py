@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -35,22 +34,6 @@ def test_a_checkpoints_own_penalty_does_not_distort_the_baseline(tmp_path: Path,
         tokens(1).new_tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     assert ids[0, len(prompt) :].tolist() != plain, "the penalty must matter, or this shows nothing"
-
-
-def test_hints_to_the_caller_of_generate_do_not_reach_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = save_tiny(tmp_path)
-    pair = load_pair(PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu")))
-    monkeypatch.setattr(logging.Logger, "warning_once", logging.Logger.warning, raising=False)  # at every call
-    logger = logging.getLogger("transformers.generation.utils")
-    said: list[logging.LogRecord] = []
-    monkeypatch.setattr(logger, "filters", [said.append])
-    TransformersBaseline(pair, ASSISTED).run(tokens(10).tolist(), 8)
-    assert not said
-    logger.warning("what others do is theirs")
-    assert len(said) == 1
-    assert "Loading weights" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("error", [MemoryError(), type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory.")])

@@ -9,11 +9,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import draftgauge as dg
-from draftgauge.api import bench
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import SignalName
-from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Signal, Step
 from tiny import save_tiny
 
@@ -61,21 +59,6 @@ def test_generate_decodes_with_it_and_with_a_copy(pair: Pair) -> None:
         dg.generate(pair, "some words", policy="mine", **given)
     with pytest.raises(DraftgaugeError, match="'mine' lacks reads, reset"):
         dg.generate(pair, "some words", policy="mine", objects={"mine": object()}, **given)
-
-
-def test_bench_has_passes_recorded_before_anything_is_timed(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "some words"}\n{"prompt": "other words here"}\n', encoding="utf-8")
-    pair = load_pair(*folders, device="cpu", engine="static")
-    order: list[object] = []
-    monkeypatch.setattr(StaticModel, "record", lambda model, *asked: order.append((model, *asked)))
-    monkeypatch.setattr(bench, "bench_arms", lambda arms, *_: order.append("timed") or 0)
-    monkeypatch.setattr(bench, "bench_rows", lambda *_: [])
-    dg.bench(pair, policies=("fixed:2",), prompts=prompts, max_new_tokens=8, gamma_max=6, baselines=False)
-    longest = max(len(pair.tokenizer(text).input_ids) for text in ("some words", "other words here")) + 8
-    assert order == [(pair.target, 7, longest), (pair.draft, 7, longest), "timed"]
 
 
 def test_bench_decodes_with_it_beside_named_policies_or_alone(pair: Pair, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 import draftgauge as package
 from command_line import draftgauge
 from draftgauge.api import recording
-from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.recording import PartJob
 from draftgauge.api.requests import ProfileRequest
@@ -39,7 +37,6 @@ from synthetic import same_rows
 from tiny import tiny_model
 
 MANY = 100  # that take workers long enough to be killed
-profile_module = sys.modules["draftgauge.api.profile"]  # the package has the verb under its name
 
 
 @pytest.fixture(scope="module")
@@ -141,32 +138,6 @@ def test_a_worker_that_runs_models_otherwise_is_refused(
     }
     with pytest.raises(TraceError, match=match):
         replace(job, manifest=replace(job.manifest, **changed), folder=tmp_path / "run").run(silent)
-
-
-def test_memory_of_the_driver_s_models_is_handed_back_before_workers_load(
-    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-
-    def emptied() -> None:
-        order.append("emptied")
-        assert target() is None
-
-    def loads(request: Any) -> Any:
-        nonlocal target
-        pair = load_pair(request)
-        if not order:
-            target = weakref.ref(pair.target)
-        order.append("loaded")
-        return pair
-
-    target: Any = None
-    monkeypatch.setattr(profile_module, "load_pair", loads)
-    monkeypatch.setattr(recording, "load_pair", loads)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", emptied)
-    record(models, tmp_path / "run", shards=2, limit=2)
-    assert order == ["loaded", "emptied", "loaded", "loaded", "loaded"]
 
 
 def test_a_part_that_fails_is_named_and_the_others_are_kept(

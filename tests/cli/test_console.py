@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -114,15 +113,6 @@ def test_brackets_in_the_name_of_a_file_are_shown(
     monkeypatch.chdir(tmp_path)
     console.save_json(Path("rows[v2].json"), [])
     assert capsys.readouterr().err == "wrote rows[v2].json\n"
-
-
-def test_matplotlib_says_nothing_of_a_home_that_it_cannot_write_to(tmp_path: Path) -> None:
-    (tmp_path / "home").write_text("no folder")
-    code = "from draftgauge.cli.console import friendly_warnings\nwith friendly_warnings(): import matplotlib"
-    variables = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
-    variables |= {"PYTHONPATH": str(Path(console.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
 
 
 def test_a_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

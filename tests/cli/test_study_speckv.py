@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from command_line import Result, draftgauge
-from draftgauge.studies.speckv import heldout, predictors
-from speckv_records import PUBLISHED, made_up_rows, write_tables
+from draftgauge.studies.speckv import predictors
+from speckv_records import made_up_rows, write_tables
 
 
 def invoke(*arguments: object) -> Result:
@@ -67,31 +65,3 @@ def test_destinations_are_checked_before_the_work(tables: tuple[Path, Path], tmp
         result = invoke("--steps", steps, "--experiments", experiments, *extra)
         assert result.exit_code == 2, result.output
         assert steps.read_bytes() == before
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"the published records are not at {PUBLISHED}")
-def test_the_published_records_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def quickly(name: str, inputs: Any, rate: Any) -> Any:
-        return predictors.fit("Ridge", inputs, rate)
-
-    monkeypatch.setattr(predictors, "DECISIONS", 3)  # how long a decision takes is not tested
-    # Nor is what the paper does not have: models fitted again and again with something held out.
-    monkeypatch.setattr(heldout, "predictors", SimpleNamespace(**vars(predictors) | {"fit": quickly}))
-    steps, experiments = PUBLISHED / "phase2_step_results.csv", PUBLISHED / "phase2_experiment_results.csv"
-    result = invoke("--steps", steps, "--experiments", experiments, "--json", tmp_path / "s.json", "--out", tmp_path)
-    assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
-    tokens = {
-        row["policy"]: round(row["expected_tokens"], 2)
-        for row in rows
-        if row["table"] == "policies" and row["compression"] == "all"
-    }
-    assert tokens == {
-        "fixed-4": 3.73,
-        "fixed-best": 5.81,
-        "task-oracle": 4.07,
-        "SpecKV-fast": 5.82,
-        "SpecKV-accurate": 6.39,
-    }
-    assert all(text in result.stdout for text in ("0.685", "0.0896", "+56.0%, p < 0.001"))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
 from draftgauge.core.compressions import Compression
@@ -100,11 +99,3 @@ def test_text_is_read_as_what_is_wanted(text: str, annotation: Any, value: Any) 
     converted = convert(text, annotation, "x")
     assert converted == value
     assert type(converted) is type(value)
-
-
-def test_numbers_of_numpy_are_taken() -> None:
-    assert type(convert(np.int64(4), int, "x")) is int
-    assert convert(np.float32(0.5), float, "x") == 0.5
-    assert convert([np.int32(1), 2], tuple[int, ...], "x") == (1, 2)
-    with pytest.raises(DraftgaugeError, match="x must be int"):
-        convert(np.bool_(True), int, "x")

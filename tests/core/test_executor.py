@@ -70,11 +70,6 @@ def test_a_stop_is_no_failure(tmp_path: Path) -> None:
         execute(jobs(tmp_path), "local", lambda outcome: None, progress=stop)
 
 
-def test_unknown_executor(tmp_path: Path) -> None:
-    with pytest.raises(DraftgaugeError, match="choose one of local, ray"):
-        execute(jobs(tmp_path), "slurm", lambda outcome: None)
-
-
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingLibraryError, match=r"draftgauge\[study\]"):

@@ -32,9 +32,3 @@ def test_other_work_and_stolen_time_are_told_from_ones_own(tmp_path: Path, monke
     assert found is not None
     assert (found["steal"], found["other_cores"], found["seconds"]) == (0.15, 0.5, 10.0)
     assert "0.5 cores busy with other processes, 15.0% of the time stolen" in describe_load(found)
-
-
-def test_where_the_system_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
-    assert machine_load() is None
-    assert describe_load(None) == ""

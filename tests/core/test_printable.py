@@ -7,7 +7,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 
 from draftgauge.cli.console import Output
-from draftgauge.core.printable import printable, speed
+from draftgauge.core.printable import printable
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,3 @@ def test_nothing_printed_carries_sequences_of_others(terminal: bool) -> None:
     assert "\x1b]" not in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue()
     assert ("\x1b[31m" in stream.getvalue()) == terminal  # our own styles stay
-
-
-@pytest.mark.parametrize(
-    ("rate", "shown"), [(0.0412, "0.0412"), (3.42, "3.42"), (34.12, "34.1"), (99.96, "100"), (1234.5, "1,234")]
-)
-def test_speeds_of_slow_models_show_digits(rate: float, shown: str) -> None:
-    assert speed(rate) == shown

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from batched_models import static_pair
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
-from draftgauge.decoding import batched
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.meter.batches import EvenLengths
 from draftgauge.models import rows as static_rows
 from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.replaying.batched import replay_batch
 from draftgauge.traces.batch_costs import BatchCosts
@@ -77,35 +73,6 @@ def trace(models: tuple[StaticModel, StaticModel]) -> Trace:
         for n, prompt in enumerate(PROMPTS)
     ]
     return make_trace(records, SETTINGS.max_new_tokens)
-
-
-def test_a_step_begins_when_the_device_is_done_with_the_prompts_before_it(
-    models: tuple[StaticModel, StaticModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    prefill, step = StaticRows.prefill, StaticRows.step
-
-    def noted(name: str, usual: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            order.append(name)
-            return usual(*arguments)
-
-        return call
-
-    def waited(device: torch.device) -> float:
-        order.append("wait")
-        return 0.0
-
-    monkeypatch.setattr(StaticRows, "prefill", noted("prefill", prefill))
-    monkeypatch.setattr(StaticRows, "step", noted("step", step))
-    monkeypatch.setattr(batched, "seconds", waited)
-    monkeypatch.setattr(batched.time, "perf_counter", lambda: 5.0)
-    run = decode(models, make("no-draft", 2), BatchPlan(2, GAMMA_MAX))
-    assert "prefill" in order[5:]
-    for before, after in itertools.pairwise(order):
-        assert after != "step" or before in ("wait", "step")
-    assert order.count("wait") == sum(pair == ("prefill", "wait") for pair in itertools.pairwise(order))
-    assert set(run.seconds) == {5.0, 0.0}  # from the device's time where prompts were taken in, else from the host's
 
 
 def make(spec: str, batch: int) -> BatchPolicy:
@@ -203,23 +170,6 @@ def test_the_batch_shrinks_where_drafts_end(models: tuple[StaticModel, StaticMod
     assert any(step and step[-1] < step[0] for step in rows)
     widths = {p.tokens / p.rows for step in run.passes for p in step if p.kind == "verify"}
     assert any(width % 1 for width in widths)  # and is verified without padding
-
-
-def test_passes_say_their_shapes(models: tuple[StaticModel, StaticModel]) -> None:
-    """Slots 0 and 2 draft three tokens and one, slot 1 none."""
-
-    class Uneven(EvenLengths):
-        def first(self, caps: Mapping[int, int]) -> list[int]:
-            return [0, 2]
-
-        def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-            return [slot for slot, signal in drafted.items() if slot == 0 and signal.depth < 3]
-
-    policy = Uneven(GAMMA_MAX, np.random.default_rng(0))
-    run = decode(models, policy, BatchPlan(3, GAMMA_MAX, drain=False, timed=True))
-    *drafts, verify = run.passes[0]
-    assert [(p.rows, p.tokens, p.even) for p in drafts] == [(2, 2, True), (1, 1, True), (1, 1, True)]
-    assert (verify.rows, verify.tokens, verify.widest, verify.even) == (3, 4 + 1 + 2, 4, False)
 
 
 def test_what_a_batch_cannot_do(

@@ -16,12 +16,10 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter
-from draftgauge.models import hidden, lean
 from draftgauge.models import rows as static_rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.rows import StaticRows
-from draftgauge.models.static_model import StaticModel
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
 from draftgauge.policies.batch import PerRequest
@@ -114,12 +112,6 @@ def test_prompt_lookup_and_plain_decoding_read_once_a_step(gpu: FakeCuda) -> Non
     launches, reads, waits = per_step(gpu, target, None)
     assert (reads, waits) == (1, 0)
     assert launches <= 8
-
-
-def test_launches_do_not_grow_with_the_layers_where_graphs_are_replayed(gpu: FakeCuda) -> None:
-    assert len({per_step(gpu, model("static", layers), None)[0] for layers in (1, 2, 3)}) == 1
-    one, two = (per_step(gpu, model("lean", layers), None)[0] for layers in (1, 2))
-    assert 0 < two - one <= 18  # a layer of the lean engine
 
 
 @pytest.mark.parametrize("reads", [NO_SIGNALS, OF_DRAFTED_TOKENS], ids=["no signals", "signals"])
@@ -219,27 +211,6 @@ def test_memory_that_runs_out_while_a_graph_is_recorded_is_said(gpu: FakeCuda, m
     cached.forward(text)
     with pytest.raises(torch.OutOfMemoryError):
         cached.forward(text)
-
-
-@pytest.mark.parametrize("tapped", [False, True])
-def test_passes_that_were_recorded_ahead_are_replayed_from_the_first_on(
-    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, tapped: bool
-) -> None:
-    monkeypatch.setattr(lean, "FIRST_CAPACITY", 16)
-    monkeypatch.setattr(hidden, "FIRST_CAPACITY", 16)
-    cached = model()
-    assert isinstance(cached, StaticModel)
-    cached.first_bucket = 16
-    if tapped:
-        attach_taps(cached, TapPlan((0,), (1,)))
-    with gpu.counting() as counts:
-        cached.record(3, 50)
-    assert counts.captures == 3 * 3  # over 16, 32 and 64 places
-    assert cached.length == 0
-    with gpu.counting() as counts:
-        for count in (3, 2, 1) * 8:
-            cached.forward(torch.ones(count, dtype=torch.int64, device="cuda:0"))
-    assert (counts.captures, counts.launches["graph"]) == (0, 24)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,6 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks, GroupGradient, bottl
 from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.limits import gate_openness, measure_bottlenecks
 from draftgauge.drafters.reuse import ReuseNet
-from draftgauge.training.reuse.gate import GateWatch
 from reuse_nets import net_for, target, texts
 
 DEPTHS = 3
@@ -36,15 +35,6 @@ def test_a_dead_group_is_found() -> None:
             dead = found[group, depth]
             assert (dead.gradient_norm, dead.gradient_to_weight, dead.gradient_share) == (0, 0, 0)
     assert found["blocks.0.chain_attention.output", 0].gradient_norm > 0
-
-
-def test_own_keys_learn_from_few_positions_and_those_of_a_self_attention_from_the_prefix() -> None:
-    kv, hidden = gradients(net_for(target(), "kv")), gradients(net_for(target(), "hidden"))
-    last = DEPTHS - 1
-    own = kv["blocks.0.chain_attention.values", last].gradient_share
-    assert 0 < own < 0.4  # DEPTHS positions of samples that have 16 and more
-    assert hidden["blocks.0.self_attention.values", last].gradient_share > 2 * own
-    assert kv["blocks.0.injection.values", last].gradient_share > 2 * own
 
 
 def test_norms_are_those_of_the_mean_gradient() -> None:
@@ -80,21 +70,6 @@ def test_a_gate_is_measured_without_padding() -> None:
     assert whole["gate_open"] == 0.5
     assert [row["depth"] for row in by_depth] == list(range(DEPTHS))
     assert gate_openness(net_for(model, "cross"), model.module, texts(model), DEPTHS) == []
-
-
-def test_rows_that_do_not_count_are_left_out_of_the_gate() -> None:
-    net = net_for(target(), "hybrid")
-    join = net.blocks[0].join
-    assert join is not None
-    watch = GateWatch(net)
-    join.gate.weight.data.fill_(1.0)
-    hidden = net.config.hidden_size
-    own = torch.stack([torch.full((hidden,), 1.0), torch.full((hidden,), -1.0)])[None]  # an open and a shut row
-    with watch.watching():
-        watch.count_rows([torch.tensor([[True, False]])])
-        join(own, own)
-    assert watch.row()["gate_open"] == 1.0
-    assert watch.sums[0][2] == hidden
 
 
 def test_rows_pool_seeds_and_survive_json() -> None:

@@ -28,14 +28,3 @@ def test_parts_agree(engine: str) -> None:
     assert found.latency.tokens_per_second > 0
     assert found.latency.draft_ms > 0
     assert json.loads(json.dumps(found.to_json()))["accepted"] == found.accepted.tolist()
-
-
-def test_measures_can_be_left_out() -> None:
-    model = target()
-    settings = DecodingSettings(max_new_tokens=8)
-    held_out = texts(model, 3, settings)
-    plan = EvaluationPlan(depths=2, settings=settings, live=0, tree=0, latency=0)
-    found = evaluate_drafter(net_for(model, "control"), model, held_out, plan)
-    assert found.live_reached.shape == (0, 2)
-    assert len(found.tree_steps) == 0
-    assert found.latency is None

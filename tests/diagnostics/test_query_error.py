@@ -62,15 +62,6 @@ def test_a_query_that_is_a_linear_function_of_the_input_is_found_to_be_known() -
     assert np.array_equal(found.agreed["true query"], found.agreed["own query"])
 
 
-def test_the_error_grows_with_what_is_unknown() -> None:
-    model = llama()
-    held_out = texts(model)
-    errors = [query_errors(knowing_net(model, error), model.module, held_out, DEPTHS) for error in (0.02, 0.1, 0.5)]
-    small, middle, large = (means(found, "query_kl") for found in errors if found is not None)
-    assert (small < middle).all()
-    assert (middle < large).all()
-
-
 @pytest.mark.parametrize("family", ["qwen3", "llama3-rope", "gemma2", "gemma3"])
 def test_distances_are_those_of_the_targets_own_attention(family: str) -> None:
     """With one head nothing is to be paired, and the eager attention of transformers gives every distribution."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftgauge.diagnostics.alpha import accepted_lengths, agreement, labelled_depths
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
 from draftgauge.drafters.reuse import ChainState, ReuseNet, drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import TapPlan, batch_features
 from reuse_nets import DESIGNS, net_for, target, texts
-from walks import walked
 
 Node = tuple[tuple[int, ...], float]
 
@@ -64,18 +62,6 @@ def test_a_tree_is_what_enumeration_grows(design: str) -> None:
     expected = enumerated(net, model, text, shape)
     assert set(paths) == set(expected)
     assert scores.tolist() == pytest.approx([expected[path] for path in paths], abs=1e-3)
-
-
-@pytest.mark.parametrize("design", ["hidden", "kv"])
-def test_a_tree_of_one_branch_is_a_chain(design: str) -> None:
-    model = target()
-    net = net_for(model, design)
-    held_out = [text for text in texts(model) if len(text.prompt) > 1]
-    trees = tree_acceptance(net, model.module, held_out, TreeShape(depth=3, top_k=1, tokens=4))
-    lengths = [accepted_lengths(each) for each in agreement(net, model.module, held_out, 3)]
-    for tree, text, length in zip(trees, held_out, lengths, strict=True):
-        accepted, _ = walked(text, length, labelled_depths(text, 3), len(text.output))
-        assert tree == (len(text.output), len(accepted))
 
 
 def test_a_tree_that_holds_every_path_is_accepted_to_its_depth() -> None:

@@ -90,15 +90,6 @@ def test_keep_drafting_sees_the_signals_and_stops():
         text.append(draft.tokens[depth - 1])
 
 
-def test_the_last_possible_token_is_not_asked_about():
-    drafter = LanguageModelDrafter(MarkovModel.random(VOCABULARY, seed=2))
-    drafter.prefill([0])
-    asked = []
-    draft = drafter.propose(3, lambda signal: asked.append(signal.depth) is None)
-    assert asked == [1, 2]
-    assert [signal.depth for signal in draft.signals] == [1, 2, 3]
-
-
 def cycle_model() -> MarkovModel:
     """Counts up: 0, 1, 2, 3, 0, ..."""
     table = torch.zeros(VOCABULARY, VOCABULARY, VOCABULARY)

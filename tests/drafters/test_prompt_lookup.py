@@ -62,15 +62,6 @@ def test_a_new_prompt_forgets_the_old_one():
     assert drafter.propose(2, None).tokens == []
 
 
-def test_signals_are_those_of_certainty():
-    drafter = PromptLookupDrafter()
-    drafter.prefill([1, 2, 3, 1])
-    draft = drafter.propose(3, lambda signal: signal.depth < 2)
-    assert draft.tokens == [2, 3]
-    assert draft.signals == [(1, 1.0, 0.0, 1.0, 2), (2, 1.0, 0.0, 1.0, 3)]
-    assert draft.probabilities is None
-
-
 def test_a_draft_ends_with_an_end_token():
     drafter = PromptLookupDrafter(end_tokens=frozenset({3}))
     drafter.prefill([1, 2, 3, 1, 1])

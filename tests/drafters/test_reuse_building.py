@@ -20,7 +20,6 @@ from draftgauge.drafters.reuse import (
     reuse_config,
     warm_start,
 )
-from draftgauge.drafters.reuse.building import start_norm
 from draftgauge.models.reference import reference_path
 from draftgauge.training.reuse.request import TrainingSpec
 from tiny import tiny_model
@@ -54,28 +53,6 @@ def test_every_row_of_the_paper_within_two_percent(target, draft_vocabulary: int
     ]
     hybrid = matched[7]
     assert hybrid.intermediate_size == config.intermediate_size  # the largest of one layer keeps the target's width
-
-
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "gemma3"])
-def test_a_norm_started_from_the_target_gives_the_head_what_the_target_gives_it(family: str) -> None:
-    """Behind it, the target's states lead to the target's logits: gemma's norms are written as one plus a weight."""
-    target = tiny_model(family, num_hidden_layers=4)
-    net = new_net(reuse_config(target.config, "hidden"), target, 0)
-    states = torch.randn(5, target.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        wanted = target.get_output_embeddings()(target.get_decoder().norm(states))
-        assert not torch.allclose(net.logits(states), wanted, atol=1e-3)
-        start_norm(net, target)
-        torch.testing.assert_close(net.logits(states), wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_parameters_of_the_hidden_design_by_hand() -> None:
-    shape = eight_billion()
-    hidden, attention, kv = 4096, 32 * 128, 8 * 128
-    fuse, mlp, norms = 3 * hidden**2, 3 * hidden * 12288, (4 + 3) * hidden  # 3 of the taps
-    weights = fuse + 2 * hidden * (attention + 2 * kv) + attention * hidden + mlp + norms
-    assert count_parameters(reuse_config(shape, "hidden")) == weights + 151936 * hidden
-    assert count_parameters(reuse_config(shape, "hidden", draft_vocabulary=32000)) == weights + 32000 * hidden
 
 
 @pytest.mark.parametrize("design", DESIGNS)

@@ -189,15 +189,6 @@ def test_a_draft_vocabulary_keeps_the_rows_of_its_tokens() -> None:
     assert_drafting_is_the_unroll(small, "qwen3")
 
 
-def test_half_precision_stays_close() -> None:
-    net = make("hybrid")
-    with torch.autocast("cpu", torch.bfloat16):
-        halves = unroll(net, texts(), features("qwen3"), DEPTHS)
-    for half, whole in zip(halves, unroll(net, texts(), features("qwen3"), DEPTHS), strict=True):
-        assert half.dtype == torch.bfloat16
-        assert (half.argmax(-1) == whole.argmax(-1)).float().mean() > 0.85
-
-
 def test_texts_that_are_too_short() -> None:
     net = make("control")
     assert len(unroll(net, texts()[:, : DEPTHS + 2], features("qwen3").until(DEPTHS + 2), DEPTHS)) == DEPTHS

@@ -7,7 +7,7 @@ import torch
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.drafters.rows import FIRST_ROWS, Asked, LanguageModelRows
+from draftgauge.drafters.rows import Asked, LanguageModelRows
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.rows import StaticRows
 from draftgauge.policies.base import Signal
@@ -63,17 +63,6 @@ def test_a_text_that_begins_as_a_closed_one_takes_over_its_row(monkeypatch: pyte
         drafter = LanguageModelDrafter(LeanModel(model))
         drafter.prefill(text)
         assert drafts[row].tokens == drafter.propose(4, None).tokens
-
-
-def test_closed_texts_make_room() -> None:
-    rows = LanguageModelRows(LeanModel(tiny_model(seed=5)))
-    for seed in range(12):  # one after the other, no two alike
-        text = tokens(30, seed=seed).tolist()
-        row = rows.open(text)
-        assert row < FIRST_ROWS
-        rows.close(row)
-    opened = [rows.open(tokens(30, seed=seed).tolist()) for seed in range(20, 26)]
-    assert len(set(opened)) == 6
 
 
 def test_drafts_are_those_of_single_drafters() -> None:

@@ -262,18 +262,6 @@ def test_a_processor_never_sees_a_text_that_generate_would_not_show(
         assert output[0].tolist() == plain
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_a_processor_may_leave_one_token_alone(target: PreTrainedModel, draft: PreTrainedModel, sampled: bool) -> None:
-    output = target.generate(
-        prompt(),
-        max_new_tokens=15,
-        do_sample=sampled,
-        prefix_allowed_tokens_fn=lambda row, text: [len(text) % VOCABULARY],
-        custom_generate=draftgauge.speculative(draft, "fixed:3"),
-    )
-    assert output[0, 9:].tolist() == [length % VOCABULARY for length in range(9, 24)]
-
-
 class Puts(TextStreamer):
     """Remembers what it was told."""
 
@@ -314,15 +302,6 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
-
-
-def test_a_model_that_generated_in_inference_mode_can_be_trained(draft: PreTrainedModel) -> None:
-    model, speculation = tiny_model(vocab_size=VOCABULARY, eos_token_id=None), draftgauge.speculative(draft, "fixed:2")
-    for _ in range(2):
-        with torch.inference_mode():
-            plain, speculative = plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=10)
-        assert torch.equal(speculative, plain)
-        fused_step(model)
 
 
 def packed_model(seed: int = 0) -> PreTrainedModel:

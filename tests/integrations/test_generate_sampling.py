@@ -13,9 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import draftgauge
-from draftgauge.integrations.generate_arguments import split_processors
-from draftgauge.verification import Sampling
-from generating import VOCABULARY, Falling, prompt
+from generating import Falling, prompt
 from markov import Enumerator, assert_same_law
 from tiny import tiny_model
 
@@ -90,19 +88,3 @@ def test_seeded_outputs_follow_the_law_of_plain_generate(target: PreTrainedModel
     for output in counts | expected:
         chance = (counts[output] + expected[output]) / (2 * runs)
         assert abs(counts[output] - expected[output]) / runs < 4.5 * math.sqrt(2 * chance * (1 - chance) / runs)
-
-
-def test_sampling_is_split_off_only_where_it_comes_last() -> None:
-    model = tiny_model(vocab_size=VOCABULARY)
-
-    def processors(*further: LogitsProcessor, **options: Any) -> LogitsProcessorList:
-        config = model._prepare_generation_config(None, do_sample=True, **options)[0]
-        model._prepare_special_tokens(config)
-        return LogitsProcessorList([*model._get_logits_processor(config, 4, logits_processor=[Falling()]), *further])
-
-    sampling, others = split_processors(processors(temperature=0.5, top_k=7, top_p=0.9))
-    assert sampling == Sampling(0.5, 7, 0.9)
-    assert [type(each) for each in others] == [Falling]
-    assert split_processors(processors(top_k=0))[0] == Sampling(1.0)
-    whole = processors(Recorder(), temperature=0.5, top_k=7)
-    assert split_processors(whole) == (Sampling(1.0), whole)

@@ -208,21 +208,6 @@ def test_half_precision_agrees_up_to_its_rounding(family: str, dtype: torch.dtyp
         assert (branched - exact[[10, 23]]).norm() < 2 * error
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-def test_packed_linears_compute_the_same_for_a_token_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_ops, "PACK_FROM", 64 * 96 + 1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        small, large, other = (torch.nn.Linear(64, width) for width in (96, 160, 32))
-    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
-    packed = lean_ops.projection([large, other], pack=True)
-    torch.testing.assert_close(packed(x), torch.cat((large(x), other(x)), 1))
-    torch.testing.assert_close(packed(x), torch.cat([packed(row[None]) for row in x]), rtol=0, atol=1e-6)
-    assert large.weight.untyped_storage().nbytes() == large.weight.nbytes  # packed: a copy
-    lean_ops.projection([small, other], pack=False)
-    assert small.weight.untyped_storage().nbytes() == small.weight.nbytes + other.weight.nbytes  # shared: a view
-
-
 class WithoutWeight(torch.nn.Module):
     """A quantised linear as GPTQ and AWQ have it: no ``weight``, on a CPU too."""
 

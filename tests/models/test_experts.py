@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -11,17 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedModel
 
-from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
 from draftgauge.models.lean_families import window_of
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
-from fake_cuda import fake_cuda, on_gpu
 from tiny import MIXTURES, tiny_model, tokens
 
 TEXT = tokens(24)
@@ -79,16 +76,6 @@ def test_a_changed_expert_is_called_as_it_is(family: str, engine: str) -> None:
     torch.testing.assert_close(in_parts(wrap(model, engine)), expected, rtol=1e-4, atol=2e-4)
 
 
-def test_layers_without_experts_are_run_as_those_of_other_families() -> None:
-    """Half of the layers, as ``decoder_sparse_step`` and ``mlp_only_layers`` name them."""
-    model = tiny_model("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[3])
-    assert [hasattr(layer.mlp, "experts") for layer in model.model.layers] == [False, True, False, False]
-    torch.testing.assert_close(in_parts(wrap(model, "lean")), reference(model), rtol=1e-4, atol=2e-4)
-    model.model.layers[2].mlp.forward = lambda x: 0 * x
-    with pytest.warns(UserWarning, match=r"layers\.2\.mlp has had its forward replaced"):
-        assert wrap(model).spec.engine == "modules"
-
-
 WINDOWED: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": 8},
     "qwen2_moe": {
@@ -119,22 +106,3 @@ def test_past_a_window_outputs_are_those_of_generate_and_the_dense_trace_is_righ
     slow = draft_position_by_position(LanguageModelDrafter(draft), prompt, expected, 4)
     np.testing.assert_array_equal(fast.tokens, slow.tokens)
     np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
-
-
-def test_on_a_gpu_no_graph_is_recorded_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt, settings = list(range(1, 21)), DecodingSettings(8)
-    with fake_cuda(monkeypatch) as fake:
-        with unset_fake_temporarily():
-            models = tiny_model("mixtral", num_hidden_layers=1), tiny_model("mixtral", num_hidden_layers=1)
-        for model in models:
-            on_gpu(model, "cuda:0", torch.bfloat16).set_experts_implementation("batched_mm")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert wrap(models[0]).spec.engine == "lean"
-        with pytest.warns(UserWarning, match="runs this mixtral model without CUDA graphs: which experts"):
-            target, draft = (wrap(model, "static") for model in models)
-        with fake.counting() as counts:
-            plain_decode(target, prompt, settings)
-            speculative_decode(target, LanguageModelDrafter(draft), FixedLength(3), prompt, settings)
-        assert counts.launches.total() > 100
-        assert counts.captures == 0

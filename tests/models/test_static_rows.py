@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batched_models import CountingPool, static_pair
+from batched_models import static_pair
 from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
 from tiny import tokens
@@ -33,22 +33,3 @@ def test_rows_agree_with_single_passes(models: tuple[StaticModel, StaticModel]) 
             model.reset()
             model.forward(torch.tensor(texts[row][: begins[row]]))
             torch.testing.assert_close(logits, model.forward(torch.tensor(fed[row])), rtol=1e-4, atol=1e-4)
-
-
-def test_graphs_of_ragged_passes_are_bounded(models: tuple[StaticModel, StaticModel]) -> None:
-    """Even shapes are all captured, ragged ones up to a number; both give the same logits as without graphs."""
-    captured = {}
-    logits: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-    for graphs in (True, False):
-        rows, pool = StaticRows(models[0], 2, 64), CountingPool()
-        rows.most_ragged_graphs = 1
-        rows._pool = pool if graphs else None  # type: ignore[assignment]
-        for row in (0, 1):
-            rows.prefill(row, tokens(8, row).tolist())
-        for counts in [(2, 2), (1, 2), (1, 3), (3, 3)] * 3:
-            logits[graphs].append(rows.step([0, 1], counts, tokens(sum(counts), 5)))
-            for row in (0, 1):
-                rows.truncate(row, 8)
-        captured[graphs] = pool.captured
-    assert captured == {True: 3, False: 0}
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits[True], logits[False], strict=True))

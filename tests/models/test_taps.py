@@ -148,20 +148,6 @@ def test_a_long_prompt_grows_the_store_and_goes_in_pieces(engine: str, monkeypat
     assert_same(read(taps, 0, 70), one_pass(model, text, plan))
 
 
-def test_attaching_again_takes_the_place_of_the_taps_before() -> None:
-    cached = wrap(target("qwen3"))
-    first = attach_taps(cached, TapPlan((1,)))
-    cached.forward(tokens(5))
-    second = attach_taps(cached, TapPlan((2,)))
-    assert cached.length == 0
-    cached.forward(tokens(5))
-    assert second.hidden(0, 5).shape == (5, 1, 64)
-    with pytest.raises(AssertionError, match="taken the place"):
-        first.hidden(0, 5)
-    with pytest.raises(AssertionError):
-        second.hidden(0, 6)
-
-
 def test_default_layers_are_low_middle_and_high() -> None:
     assert default_taps(36) == (2, 18, 33)
     assert default_taps(8) == (2, 4, 5)

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.models import lean, lean_attention, rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import window_of
@@ -122,26 +121,6 @@ def test_branches_longer_than_the_window(engine: str, family: str, window: int) 
             starts, deep = starts[rows], deep[rows]
         whole = [torch.cat((text[:start], own[: depth + 1])) for start, own in zip(starts.tolist(), deep, strict=True)]
         assert_same(session.step(deep[:, depth]), torch.stack([reference(model, each)[-1] for each in whole]))
-
-
-@FAMILIES
-def test_a_prompt_that_goes_through_in_chunks(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    for module in (lean, rows):
-        monkeypatch.setattr(module, "PREFILL_CHUNK", 10)
-    model, text = sliding(family, 8), tokens(67)
-    assert_same(on("static", model).forward(text), reference(model, text))
-
-
-@FAMILIES
-@ENGINES
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
-def test_the_causal_kernel_of_a_gpu_is_left_where_the_window_begins(
-    monkeypatch: pytest.MonkeyPatch, engine: str, family: str, length: int
-) -> None:
-    monkeypatch.setattr(lean_attention, "takes_causal_bias", lambda like: True)
-    model, text = sliding(family, 8), tokens(length + 3)
-    cached = on(engine, model)
-    assert_same(torch.cat((cached.forward(text[:length]), cached.forward(text[length:]))), reference(model, text))
 
 
 @FAMILIES

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftgauge.core.signals import SignalName
 from draftgauge.policies import POLICIES, Policy, make_policy
-from draftgauge.policies.base import DropsLast, Extends, ReadsText, SignalArrays, StatelessPolicy
-from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.base import DropsLast, Extends, ReadsText, StatelessPolicy
 from draftgauge.replaying.rows import signal_arrays
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace
@@ -110,18 +108,3 @@ def test_so_it_is_where_the_text_repeats_itself(spec: str, position: int, repeat
     record = replay(repeating, policy_of(spec, drafting=0.3)).record
     assert record.appended.sum() >= 5, "the policy must append tokens for this to say something"
     check(lambda: policy_of(spec, drafting=0.3), repeating, position)
-
-
-class LooksAhead(FixedLength):
-    """Drafts by the confidence at the next position, which no policy can know."""
-
-    reads = frozenset({SignalName.CONFIDENCE})
-
-    def lengths(self, signals: SignalArrays) -> np.ndarray:
-        return (1000 * np.nan_to_num(np.append(signals.confidence[1:, 0], 0.0))).astype(np.int64) % 5
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_policy_that_looks_ahead_is_noticed(position: int, trace: Trace) -> None:
-    with pytest.raises(AssertionError):
-        check(lambda: LooksAhead(4), trace, position)

@@ -21,7 +21,6 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
 from draftgauge.policies.base import DropsLast, Extends, ReadsText, reads_of
-from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
@@ -150,30 +149,6 @@ def test_a_policy_reads_exactly_what_it_declares(spec: str, way: str, trace: Tra
     else:
         replay(trace, policy)
     assert policy.watch.read == policy.reads
-
-
-class Undeclared(FixedLength):
-    """Reads the margin without saying so."""
-
-    reads = frozenset({SignalName.CONFIDENCE})
-
-    def keep_drafting(self, signal: Signal) -> bool:
-        return signal.confidence > 0 and signal.margin > 0
-
-
-class Unread(FixedLength):
-    """Declares the entropy and does not read it."""
-
-    reads = frozenset({SignalName.ENTROPY})
-
-
-def test_the_watch_itself_notices_both(trace: Trace) -> None:
-    for run in (run_live, lambda policy: replay(trace, policy)):
-        with pytest.raises(AssertionError, match="margin is read and not declared"):
-            run(Asked(Undeclared(4)))
-        idle = Asked(Unread(4))
-        run(idle)
-        assert idle.watch.read != idle.reads
 
 
 def test_there_is_no_default(trace: Trace) -> None:

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.speckv import Network, SpecKV
-from draftgauge.policies.vllm import AdaptiveVerification, logit_margin
+from draftgauge.policies.vllm import AdaptiveVerification
 from linear_costs import LinearCosts
 
 BITS = 1 / math.log(2)  # a nat
@@ -144,20 +144,3 @@ def test_vllm_refuses_a_slope_that_punishes_sure_drafts_and_rounds_with_few_samp
             accepted = int(signals[0].confidence < 0.8)
             policy.observe(Step(1, accepted, accepted + 1, signals))
         assert (policy._depths[0].weight, policy._depths[0].bias) == (0.0, 1.5)
-
-
-def test_vllm_survives_a_newton_step_from_where_no_doubt_is_left() -> None:
-    policy = AdaptiveVerification(1, [1.0, 1.1], refit=100, warm_up=0)
-    signals = row(0.9, margins=[0.0])
-    for step in range(2000):
-        accepted = int(step < 1000)
-        policy.limit()
-        policy.keep_drafting(signals[0])
-        policy.observe(Step(1, accepted, accepted + 1, signals))
-    assert policy._depths[0].bias < -700
-    assert policy._depths[0].chance(0.0) < 1e-300
-
-
-def test_logit_margins_are_logarithms_of_ratios_and_finite() -> None:
-    assert logit_margin(Signal(1, 0.6, 0.0, 0.4)) == pytest.approx(math.log(3))
-    assert logit_margin(Signal(1, 1.0, 0.0, 1.0)) == pytest.approx(20 * math.log(2))

@@ -98,14 +98,6 @@ def test_heuristic_length_carries_over_to_the_next_prompt_unless_transient(persi
     assert policy.limit() == after_reset
 
 
-def test_heuristic_does_not_wind_up_beyond_gamma_max() -> None:
-    policy = make_policy("hf-heuristic", 4)
-    for _ in range(10):
-        policy.observe(Step(drafted=4, accepted=4, committed=5))
-    policy.observe(Step(drafted=4, accepted=0, committed=1))
-    assert policy.limit() == 3
-
-
 def test_adaptive_threshold_begins_anew_with_every_prompt() -> None:
     policy = make_policy("hf-confidence:adaptive=true", GAMMA_MAX)
     for _ in range(4):  # confident and wrong after confident and right

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,7 +115,3 @@ def test_prompt_lookup_copies_from_the_first_occurrence(text: list[int], longest
 def test_lengths_of_ngrams_must_be_in_order() -> None:
     with pytest.raises(DraftgaugeError, match="1 <= min_ngram <= max_ngram, not 3 and 2"):
         FirstOccurrences(2, 3)
-
-
-def test_tokens_of_arrays_are_stored_as_numbers() -> None:
-    assert StoredTexts([np.array([1, 2, 1], np.int32)]).index.match([1]) == Match(2, 1, 1, 1)

@@ -77,27 +77,6 @@ def test_all_positions_at_once_agree_with_token_by_token(spec: str, arrays: Sign
     assert policy.lengths(arrays).tolist() == [drafted_token_by_token(policy, row) for row in signal_rows(arrays)]
 
 
-def test_policies_that_depend_on_the_step_alone_can_decide_at_once() -> None:
-    known = {spec.partition(":")[0] for spec in STATELESS}
-    assert known == {
-        "no-draft",
-        "fixed",
-        "hf-confidence",
-        "cumulative-confidence",
-        "svip",
-        "stopping",
-    }
-
-
-@examples
-@given(arrays=signal_arrays(), threshold=st.integers(1, 10).map(lambda tenths: tenths / 10))
-def test_thresholds_are_compared_in_the_same_precision_both_ways(arrays: SignalArrays, threshold: float) -> None:
-    for name in ("hf-confidence", "cumulative-confidence"):
-        policy = make_policy(f"{name}:threshold={threshold}", GAMMA_MAX)
-        assert isinstance(policy, StatelessPolicy)
-        assert policy.lengths(arrays).tolist() == [drafted_token_by_token(policy, row) for row in signal_rows(arrays)]
-
-
 @pytest.mark.parametrize("spec", SPECS)
 @examples
 @given(arrays=signal_arrays(), outcomes=st.lists(st.integers(0, GAMMA_MAX), min_size=12, max_size=12))

@@ -19,7 +19,6 @@ from draftgauge.replaying.evaluate import (
     evaluate,
     evaluate_design,
     hindsight_gain,
-    near_best,
     plain_seconds,
 )
 from draftgauge.replaying.hindsight import hindsight_optimum
@@ -164,20 +163,6 @@ def test_a_depth_never_reached_has_no_rate(trace: Trace) -> None:
     rows = {row["depth"]: row for row in acceptance_by_depth(hopeless) if row["task"] == "all"}
     assert rows[1]["rate"] == 0.0
     assert (rows[2]["rate"], rows[2]["low"], rows[2]["high"], rows[2]["positions"]) == (None, None, None, 0)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "expected"),
-    [
-        ([1.0, 2.0, 3.0, 2.95, 2.0], (2, 3)),
-        ([3.0, 2.0, 2.99], (0, 0)),  # as good again further off is another peak
-        ([2.0, 2.0, 2.0], (0, 2)),
-        ([1.0, 1.99, 2.0], (1, 2)),
-        ([1.0], (0, 0)),
-    ],
-)
-def test_lengths_about_as_good_as_the_best(speeds: list[float], expected: tuple[int, int]) -> None:
-    assert near_best(speeds) == expected
 
 
 def test_rows_name_their_sources_and_both_bounds(linear_costs: MakeCosts) -> None:

@@ -160,18 +160,6 @@ def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
     assert found[2]["rate"] == pytest.approx(weight @ label / weight.sum())
 
 
-@pytest.mark.parametrize("keeps_drafted", [True, False])
-def test_expected_catching_up_is_the_mean_of_many_walks(
-    trace: Trace, linear_costs: Callable[[int], CostCurve], keeps_drafted: bool
-) -> None:
-    costs = replace(linear_costs(GAMMA_MAX), catch_up=(0.0, 0.01, 0.03, 0.04), keeps_drafted=keeps_drafted)
-    for policy in (FixedLength(1), FixedLength(2), ConfidenceThreshold(0.6, GAMMA_MAX)):
-        expected = replay(trace, policy, costs).seconds
-        walks = np.array([replay(drawn(trace, draw), policy, costs).seconds for draw in range(400)])
-        error = walks.std(axis=0) / np.sqrt(len(walks))
-        assert (np.abs(walks.mean(axis=0) - expected) <= 4 * error + 1e-12).all()
-
-
 def test_narrowing_a_trace_is_recording_shorter_drafts(trace: Trace, linear_costs: Callable[[int], CostCurve]) -> None:
     cut, costs = narrow(trace, 2), replace(linear_costs(2), catch_up=(0.0, 0.01))
     for policy in (FixedLength(2), ConfidenceThreshold(0.6, 2)):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies import Policy, Signal, SignalArrays, Step, make_policy
+from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.base import asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.asking import prompt_steps
@@ -258,21 +258,3 @@ def test_a_limit_below_0_drafts_nothing() -> None:
     trace = synthetic_trace(0, prompts=2, length=10, gamma_max=4)
     steps = list(prompt_steps(trace, 0, draft_caps(trace), FixedLength(-1), greedy=True))
     assert len(steps) == 10
-
-
-def test_signals_are_handed_to_stateless_policies_as_recorded() -> None:
-    trace = synthetic_trace(2, prompts=3, length=30, gamma_max=3)
-
-    class Margin(FixedLength):
-        reads = frozenset({SignalName.MARGIN})
-
-        def lengths(self, signals: SignalArrays) -> np.ndarray:
-            np.testing.assert_array_equal(signals.margin, trace.margin)
-            assert np.isnan(signals.confidence).all()
-            return np.where(signals.margin[:, 0] > 0.4, 3, 1)
-
-    record = replay(trace, Margin(0)).record
-    sure = trace.margin[record.rows(trace), 0] > 0.4
-    assert sure.any()
-    assert record.drafted[~sure].max() == 1
-    assert record.drafted[sure].max() == 3

@@ -11,7 +11,7 @@ from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import count_parameters
 from draftgauge.models.loading import load_model
-from draftgauge.studies.kvshot.cells import ABLATIONS, EQUAL_PARAMETERS, REMEDIES
+from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, at_equal_width, make_study
 from draftgauge.studies.kvshot.run import choose_configs
@@ -23,7 +23,7 @@ from kvshot_results import cells, write_result
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_path: Path) -> None:
     study = make_study(preset, TrainingSpec())
-    assert ({HIDDEN, KV} <= set(study.variants)) == (preset not in ("width", "ablation"))  # P1 and P3
+    assert ({HIDDEN, KV} <= set(study.variants)) == (preset != "width")  # P1 and P3
     assert ({*map(at_equal_width, (HIDDEN, KV))} <= set(study.variants)) == (preset in ("width", "full"))
     assert (KV_DEEP in study.variants) == (preset in ("depth", "full"))  # P2
     assert study.request.depths == 7
@@ -32,7 +32,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
     assert len(made) == sum(len(study.seeds_of(v)) for v in study.variants) == len({cell.name for cell in made})
     wide = WIDE_PREDICTIONS if preset in ("width", "full") else ()
     for prediction in (*PREDICTIONS, *wide):
-        for variant in {prediction.better, prediction.worse} & set(study.variants) if preset != "ablation" else ():
+        for variant in {prediction.better, prediction.worse} & set(study.variants):
             assert len(study.seeds_of(variant)) == (2 if preset in ("smoke", "block") else 5)
     before: set[str] = set()
     for cell in made:
@@ -93,24 +93,11 @@ def test_the_plan_counts_what_is_left_and_goes_by_what_cells_took(tmp_path: Path
     assert 13 / 4 < later["cells"]["hours_left"] < 13 * 4  # about an hour each, by their own sizes
 
 
-@pytest.mark.parametrize(("name", "settings"), [*REMEDIES.items(), *ABLATIONS.items()])
+@pytest.mark.parametrize(("name", "settings"), REMEDIES.items())
 def test_a_change_sets_what_it_names_and_nothing_else(name: str, settings: dict) -> None:
     base = TrainingSpec()
     plain, changed = (vars(replace(HIDDEN, remedy=remedy).request(base)) for remedy in ("", name))
     assert {key for key in plain if plain[key] != changed[key]} == set(settings)
-    assert len(settings) == (3 if name == "without-norms" else 1)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_with_fewer_seeds_a_study_is_a_beginning_of_itself(preset: str, tmp_path: Path) -> None:
-    whole = make_study(preset, TrainingSpec(device="cpu"))
-    begun = whole.with_seeds(2)
-    assert all(begun.seeds_of(variant) == whole.seeds_of(variant)[:2] for variant in whole.variants)
-    first, every = (
-        {cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in (begun, whole)
-    )
-    assert first.items() <= every.items()
-    assert whole.with_seeds(9) == replace(whole, other_seeds=whole.other_seeds or 9)
 
 
 def test_one_seed_is_refused(tmp_path: Path) -> None:
@@ -118,13 +105,8 @@ def test_one_seed_is_refused(tmp_path: Path) -> None:
         study_kvshot(out=tmp_path, seeds=1)
 
 
-def test_what_is_left_and_what_is_done_are_asked_one_by_one(tmp_path: Path) -> None:
-    with pytest.raises(DraftgaugeError, match="choose --plan"):
-        study_kvshot(out=tmp_path, plan=True, so_far=True)
-
-
 def test_unknown_preset() -> None:
-    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, block, ablation, full"):
+    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, block, full"):
         make_study("huge", TrainingSpec())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Evaluation,
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width, make_study, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
-from draftgauge.training.reuse import features
 from draftgauge.training.reuse.request import TrainingSpec
 from tiny import save_tiny
 
@@ -132,33 +130,6 @@ def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp
     for part in ("accepted", "agreement", "Query estimation error", "The gate over training"):
         assert part in page
     assert "Tuning on validation prompts" in page
-
-
-def test_the_targets_features_are_computed_once_for_all_cells(
-    tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study, folder = small(tiny_target, prompts), tmp_path / "study"
-    study = replace(study, request=replace(study.request, cache=Path("features")))
-    written: list[str] = []
-    write = features._write_shard
-
-    def counting(path: Path, *rest: object) -> None:
-        written.append(path.name)
-        write(path, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(features, "_write_shard", counting)
-    found = run_study(study, folder, prompts)
-    assert found.failures == {}
-    assert written == ["features-00000.safetensors"]
-    assert list(folder.rglob("*.safetensors")).count(folder / "features" / written[0]) == 1
-    shutil.rmtree(folder / "features")  # of a finished study they are not wanted again
-    assert [row["mat"] for row in run_study(study, folder, prompts).rows if "mat" in row] == [
-        row["mat"] for row in found.rows if "mat" in row
-    ]
-    assert not (folder / "features").exists()
-    online = run_study(small(tiny_target, prompts), tmp_path / "online", prompts)
-    losses = [[row["train_loss"] for row in rows if "seed" in row] for rows in (found.rows, online.rows)]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:

@@ -6,16 +6,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.build import make_trace, select
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
-from draftgauge.traces.shards import GREEDY_VERSION, VERSION_KEY
 from draftgauge.traces.writer import TraceWriter
-from synthetic import same_rows, sampled_records, synthetic_manifest, synthetic_records
+from synthetic import same_rows, sampled_records, synthetic_manifest
 
 GAMMA_MAX, LENGTH = 4, 9
 GREEDY = synthetic_manifest(3, GAMMA_MAX, LENGTH)
@@ -40,14 +38,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (manifest.temperature, manifest.top_k, manifest.top_p, manifest.seed) == (0.8, 0, 0.9, 4)
     part = select(found, [False, True, True])
     np.testing.assert_array_equal(part.sampled.survival, found.sampled.survival[found.offsets[1] :])
-
-
-def test_greedy_traces_stay_what_they_were(tmp_path: Path) -> None:
-    write(tmp_path, GREEDY, synthetic_records(1, 3, LENGTH, GAMMA_MAX))
-    schema = pq.read_schema(next(tmp_path.glob("*.parquet")))
-    assert schema.metadata[VERSION_KEY] == str(GREEDY_VERSION).encode()
-    assert "acceptance" not in schema.names
-    assert read_trace(tmp_path).sampled is None
 
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 1.0}, {"seed": 5}])

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from draftgauge.traces.build import make_trace
 from draftgauge.traces.parquet import read_parquet, write_parquet
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.record import PromptRecord, make_record
-from draftgauge.traces.shards import read_shard, to_lists, to_padded, write_shard
+from draftgauge.traces.shards import read_shard, write_shard
 from draftgauge.traces.trace import PromptInfo
 from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records, texts_of
@@ -69,18 +68,6 @@ def test_what_is_written_is_read(run: list[PromptRecord], shard_prompts: int) ->
         assert same_rows(read_trace(folder), make_trace(by_index, 6))
         for record in run:
             assert texts_of(folder, record.info.index) == record.text
-
-
-def test_lists_and_padding_are_inverse() -> None:
-    padded = np.asarray([[1, 2, 3], [-1, -1, -1], [4, -1, -1]], np.int32)
-    lists = to_lists(padded, padded >= 0)
-    assert lists.to_pylist() == [[1, 2, 3], [], [4]]
-    np.testing.assert_array_equal(to_padded(lists, 3, -1, np.int32), padded)
-    np.testing.assert_array_equal(to_padded(lists[1:], 4, -1, np.int32), [[-1] * 4, [4, -1, -1, -1]])
-    with pytest.raises(TraceError, match="a draft of 3 tokens, longer than gamma_max 2"):
-        to_padded(lists, 2, -1, np.int32)
-    with pytest.raises(TraceError, match="missing values in its drafts"):
-        to_padded(pa.array([[1, None]], pa.list_(pa.int32())), 2, -1, np.int32)
 
 
 @pytest.fixture

@@ -197,17 +197,3 @@ def test_one_gpu_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     device.check_devices("cuda", 2)
     with pytest.raises(DraftgaugeError, match="name the kind alone"):
         device.check_devices("cuda:0", 2)
-
-
-def test_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    def environment(*values: object) -> None:
-        for name, value in zip(world.VARIABLES, values, strict=True):
-            monkeypatch.setenv(name, str(value))
-
-    assert world.world_here() == world.World()
-    environment(5, 8, 1, 4)
-    assert world.world_here() == world.World(5, 8, 1, 4)
-    for wrong in ((8, 8, 0, 4), (1, 2, 1, 1), (0, 2, "first", 2)):
-        environment(*wrong)
-        with pytest.raises(DraftgaugeError, match="torchrun"):
-            world.world_here()

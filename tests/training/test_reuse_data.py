@@ -19,7 +19,7 @@ from draftgauge.training.reuse import answers as answers_file
 from draftgauge.training.reuse.answers import Answers, Conversation, describe, make_answers, read_answers
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of
-from draftgauge.training.reuse.generate import greedy_answers, groups
+from draftgauge.training.reuse.generate import greedy_answers
 from draftgauge.training.reuse.request import TrainingSpec
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
@@ -38,14 +38,6 @@ def test_answers_are_those_of_plain_decoding(family: str) -> None:
     for prompt, answer in zip(prompts(), found, strict=True):
         assert answer == plain_decode(target, prompt, DecodingSettings(12, end_tokens=END | {7, 11})).tokens
     assert len({len(answer) for answer in found}) > 1, "some answers should end early"
-
-
-def test_groups_hold_every_prompt_once_within_their_budget() -> None:
-    lengths = [5, 900, 20, 20, 300, 7, 1]
-    found = list(groups(lengths, 10, 700))
-    assert sorted(index for group in found for index in group) == list(range(7))
-    assert all(len(group) == 1 or sum(max(lengths[i] for i in group) + 10 for _ in group) <= 700 for group in found)
-    assert found[0] == [1]
 
 
 def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

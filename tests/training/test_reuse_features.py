@@ -4,7 +4,6 @@ one's.
 
 from __future__ import annotations
 
-import threading
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -83,34 +82,6 @@ def test_logits_of_some_positions_are_those_of_all(plan: TapPlan) -> None:
         some, all_ = OnlineFeatures(target, plan)(batch), batch_features(target, batch.tokens, plan)
         torch.testing.assert_close(some.logits, all_.logits[batch.taught()], atol=1e-5, rtol=1e-5)
         assert some.logits.shape[0] < all_.logits[..., 0].numel() / 2
-
-
-def test_the_cache_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few files are open, one batch ahead is read in another thread, and what is read ahead is what is read."""
-    monkeypatch.setattr(module, "OPEN_SHARDS", 1)
-    target = tiny_model(num_hidden_layers=4)
-    make_cache(tmp_path / "cache", target, conversations(), identity())
-    source = CachedFeatures(tmp_path / "cache", target, HELD)
-    readers: set[str] = set()
-    read = CachedFeatures._read
-
-    def watched(self: CachedFeatures, index: int) -> dict[str, torch.Tensor]:
-        readers.add(threading.current_thread().name)
-        return read(self, index)
-
-    monkeypatch.setattr(CachedFeatures, "_read", watched)
-    batches = [collate(conversations(), index, depths=3) for index in [(0, 4), (6, 1), (2, 5)]]
-    source.prefetch(batches[2])  # announced and never asked for
-    for batch in batches[:2]:
-        source.prefetch(batch)
-        assert set(source._announced) == {batch.index}
-        ahead = source(batch)
-        assert not source._announced
-        again = source(batch)
-        for name in ("hidden", "keys", "values", "logits"):
-            assert torch.equal(getattr(ahead, name), getattr(again, name))
-        assert len(source._open) == 1
-    assert readers == {"features_0"}
 
 
 def test_an_interrupted_cache_goes_on(tmp_path: Path) -> None:

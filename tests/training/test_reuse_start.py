@@ -52,14 +52,6 @@ def test_heads_that_follow_from_the_token_are_found(target: PreTrainedModel, tex
         assert (maps.weights[part].flatten(0, 1) - true).norm() < 0.15 * true.norm()  # type: ignore[index]
 
 
-def test_heads_that_depend_on_the_text_are_explained_less(target: PreTrainedModel, texts: list[Tensor]) -> None:
-    layers: Any = decoder_layers(target)
-    for layer in layers:
-        layer.self_attn.o_proj.weight.data.mul_(30)
-    first, last = fit_head_maps(drafter(target), target, [0, 3], texts)
-    assert last.explained < first.explained - 0.1
-
-
 @pytest.mark.parametrize("injection", ["project", "project-rope"])
 def test_a_projection_hands_on_the_layer_that_is_explained_best(
     target: PreTrainedModel, texts: list[Tensor], injection: str
@@ -75,13 +67,6 @@ def test_a_projection_hands_on_the_layer_that_is_explained_best(
     for found, given in zip(handed_on, (keys, values), strict=True):
         torch.testing.assert_close(found, given[:, chosen], atol=1e-5, rtol=1e-5)
     _check_heads(net, [maps[chosen]], net.config.query_heads // heads)
-
-
-def test_concatenated_layers_have_their_own_queries(target: PreTrainedModel, texts: list[Tensor]) -> None:
-    net = drafter(target, injection="concat")
-    maps = start_attention(net, target, "target", texts)
-    assert [each.layer for each in maps] == list(net.config.kv_layers)
-    _check_heads(net, maps, net.config.chain_query_heads // net.config.chain_kv_heads)
 
 
 def _check_heads(net: ReuseNet, maps: list[HeadMaps], queries_a_key: int) -> None:

@@ -4,12 +4,10 @@ does.
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import shutil
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,7 @@ from draftgauge.models.loading import load_model
 from draftgauge.training import checkpoints
 from draftgauge.training import optimise as loop
 from draftgauge.training.reuse.batches import DataOrder
-from draftgauge.training.reuse.features import CachedFeatures
-from draftgauge.training.reuse.request import TrainingSpec, default_rate
+from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from tiny import save_tiny
 
@@ -146,18 +143,6 @@ def test_a_finished_drafter_whose_weights_are_damaged_is_written_again(
         train_drafter(base, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizers.safetensors", "state.json", "latest.json"])
-def test_a_damaged_checkpoint_is_refused(base: TrainingSpec, tmp_path: Path, name: str) -> None:
-    train_drafter(replace(base, steps=2), tmp_path)
-    (tmp_path / "drafter.json").unlink()
-    (path,) = (tmp_path / "checkpoints").rglob(name)
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DraftgaugeError, match="the training begins anew"):
-        train_drafter(replace(base, steps=2), tmp_path)
-
-
 def test_a_checkpoint_is_on_the_disk_before_the_one_before_it_goes(
     base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,24 +246,6 @@ def test_cached_features_train_as_online_ones_do(base: TrainingSpec, tmp_path: P
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_its_memory_is_free_behind_it(base: TrainingSpec, tmp_path: Path, cached: bool) -> None:
-    """Python collects what refers to itself late, and who trains one drafter after another loads a target each time."""
-
-    def modules() -> int:
-        return sum(issubclass(type(each), torch.nn.Module) for each in gc.get_objects())
-
-    train_drafter(replace(base, steps=1), tmp_path / "first")  # what is kept for all
-    gc.collect()
-    gc.disable()
-    try:
-        before = modules()
-        train_drafter(replace(base, steps=1, cache=tmp_path / "features" if cached else None), tmp_path / "second")
-        assert modules() == before
-    finally:
-        gc.enable()
-
-
 def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainingSpec, tmp_path: Path) -> None:
     train_drafter(replace(base, steps=60, learning_rate=5e-3), tmp_path / "hidden")
     first = {}
@@ -286,15 +253,6 @@ def test_a_warm_start_begins_where_the_hidden_drafter_ended(base: TrainingSpec, 
         train_drafter(replace(base, reuse="hybrid", warm_start=start, steps=1), tmp_path / name)
         first[name] = log(tmp_path / name)[0]["loss"]
     assert first["warm"] < 0.8 * first["random"]
-
-
-def test_features_are_read_once_and_ahead(base: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[int, ...]] = []
-    load = CachedFeatures._load
-    monkeypatch.setattr(CachedFeatures, "_load", lambda self, batch: read.append(batch.index) or load(self, batch))
-    train_drafter(replace(base, cache=tmp_path / "features", accumulation=2, steps=4), tmp_path / "run")
-    assert len(read) == 4 * 2 + 1  # the last one announces another
-    assert all(one != other for one, other in pairwise(read))
 
 
 def test_the_log_measures_gradients_and_the_gate(base: TrainingSpec, tmp_path: Path) -> None:
@@ -328,16 +286,6 @@ def test_the_log_measures_gradients_and_the_gate(base: TrainingSpec, tmp_path: P
 def _trained(request: TrainingSpec, folder: Path) -> Path:
     train_drafter(request, folder)
     return folder
-
-
-def test_the_rate_rises_and_falls_as_a_cosine() -> None:
-    request = TrainingSpec(steps=100, warmup=0.1, learning_rate=1.0)
-    rates = [request.rate(step, 256) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.1 * (n + 1) for n in range(10)])
-    assert max(rates) == rates[10] == pytest.approx(1.0)
-    assert rates[55] == pytest.approx(0.525, abs=0.01)
-    assert rates[-1] == pytest.approx(0.05, abs=0.01)
-    assert TrainingSpec(steps=1).rate(0, 4096) == pytest.approx(default_rate(4096)) == pytest.approx(1.25e-4)
 
 
 def test_answers_that_begin_too_late_are_told(base: TrainingSpec, tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def read_stored(path: Path, vocabulary: str, judged: Iterable[Sequence[int]]) ->
 
 
 def open_store(path: Path, vocabulary: str) -> Datastore:
-    """The datastore of a request that is answered; an empty one if there is no file."""
     require_writable_file(path)
     return Datastore.load(path, vocabulary) if path.exists() else Datastore(About(vocabulary, DATASTORE_TOKENS))
 

@@ -155,7 +155,6 @@ def target_folder(spec: PairSpec) -> str | Path:
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
-    """The kind of drafter of a pair, and what it takes; see :func:`~draftgauge.drafters.source.choose_drafter`."""
     return choose_drafter(spec.drafter or DEFAULT_DRAFTER, spec.draft)
 
 

@@ -85,7 +85,6 @@ def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
 
 
 def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
-    """A drafter is a kind, something that says itself what it is, or else a draft model."""
     kinds, named = drafter_kinds(), SHORT_NAMES.get(drafter, drafter)
     alone = named in kinds or any(kind.recognises(drafter) for kind in kinds.values())
     pair = PairSpec(target=request.target or REFERENCE, compression=(request.compression,))

@@ -73,7 +73,6 @@ def usable_answers(
 
 
 def said_left_out(left_out: Mapping[str, str], answers: int) -> str:
-    """How many answers cannot be used, and why: for each reason a few ids and what is wrong with the first."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for identifier, reason in left_out.items():  # what follows the colon concerns one answer only
         groups[reason.partition(":")[0]].append(identifier)

@@ -69,7 +69,6 @@ class DrafterEvaluation:
     latency: Latency | None
 
     def to_json(self) -> dict[str, object]:
-        """Plain lists and numbers."""
         values = asdict(self).items()
         return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values}
 

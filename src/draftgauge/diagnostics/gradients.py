@@ -81,7 +81,6 @@ class _Probe:
                 self.reach(depth, shown, derivatives[len(parameters) :], anchor)
 
     def loss(self, state: Tensor, taught: Tensor) -> Tensor:
-        """Cross-entropy of one position to the target's distribution, over what the drafter can propose."""
         logits = self.net.logits(state).float()
         if self.net.d2t is not None:
             taught = taught[..., self.net.d2t]
@@ -131,7 +130,6 @@ class _Probe:
 
 
 def _anchors(text: HeldOutText, depths: int, samples: int) -> list[int]:
-    """Anchors spread over the output, whose drafts have all their labels in it."""
     first, last = len(text.prompt) - 2, len(text.tokens) - 2 - depths
     return sorted({round(float(position)) for position in np.linspace(first, last, samples)})
 

@@ -62,8 +62,6 @@ class _Seen(NamedTuple):
 def query_errors(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int
 ) -> QueryErrors | None:
-    """Compare a drafter's queries with those of its target, over its greedy outputs; None for a design that reads no
-    keys."""
     if not net.traits.reads_kv:
         return None
     return _Comparison(net, module, texts, depths).run()
@@ -238,7 +236,6 @@ def _by_head(heads: Tensor, count: int) -> Tensor:
 
 
 def _log(weights: Tensor) -> Tensor:
-    """Logarithms of probabilities, finite for 0."""
     return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
 
 

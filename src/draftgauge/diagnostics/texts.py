@@ -32,7 +32,6 @@ class HeldOutText:
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and output."""
         return [*self.prompt, *self.output]
 
 
@@ -70,7 +69,6 @@ class TextBatch:
 
     @property
     def begin(self) -> int:
-        """The first anchor that any text drafts from; those before are context only."""
         return max(0, int(self.first.min()))
 
     def counted(self, depth: int, anchors: int) -> Tensor:

@@ -156,7 +156,6 @@ def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[in
 
 
 def branch_chunks(model: CachedModel, branching: Rows) -> Iterator[Rows]:
-    """The rows in parts, each of as many branches as the engine and the memory for logits hold."""
     most = min(CHUNK, model.spec.branches)
     for begin in range(0, len(branching), most):
         yield branching[begin : begin + most]

@@ -67,7 +67,6 @@ class LanguageModelDrafter:
             self.model.forward(self._readable(context[:-1]), last_only=True)
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        """Draft up to ``limit`` tokens, fewer where the draft's context ends: one forward pass for each."""
         limit = self._within_context(limit)
         if limit <= 0:
             return Draft([])

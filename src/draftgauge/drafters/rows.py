@@ -186,7 +186,6 @@ class LanguageModelRows:
         return [token for *_, token in shown]
 
     def _goes_on(self, draft: _OpenDraft) -> bool:
-        """Whether another token is drafted. As :class:`DraftBuilder` grows a single draft."""
         asked = draft.asked
         if len(draft.tokens) == asked.limit or draft.tokens[-1] in self._end_tokens:
             return False

@@ -47,10 +47,6 @@ def export_eagle3(folder: Path, out: Path) -> dict[str, Tensor]:
 
     ``draftgauge.json`` (where it came from) is written first and ``config.json`` last: a killed export leaves
     a folder that the next one knows as its own, and that no engine loads.
-
-    Raises:
-        ModelError: if the folder holds no drafter, or a damaged one.
-        DraftgaugeError: if it is of a design that no engine serves, or the checkpoint cannot be written.
     """
     config = read_config(folder)
     check_exportable(config)

@@ -28,9 +28,6 @@ def fit_logistic(
         outcomes: ``[n]``.
         weight: ``[n]`` of the examples; all alike without.
         regularisation: ``C``, the inverse of the strength of the prior on the weights.
-
-    Raises:
-        TraceError: if all outcomes are alike.
     """
     if outcomes.all() or not outcomes.any():
         raise TraceError("the traces hold no accepted and rejected tokens to fit on: record more prompts")

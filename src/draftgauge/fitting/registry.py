@@ -16,7 +16,6 @@ FITS = {"speckv": fit_speckv, "stopping": fit_stopping, "two-source": fit_two_so
 
 
 def fit_policy(policy: str, traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
-    """Fit a policy on the training prompts of runs, the most important run first, and their costs."""
     if policy not in FITS:
         raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(FITS)}")
     return FITS[policy](traces, costs, seed)

@@ -30,15 +30,6 @@ def fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve] = (), seed: i
     As published, every text is walked with each fixed candidate length; the steps of these walks are the samples, with
     the signals of the step before. A trace also knows what the other candidates would have got at each step, so each
     gives a row for every candidate.
-
-    Args:
-        traces: training prompts; several compressions of one pair make the compression feature mean something.
-        costs: unused.
-        seed: of the network's first weights and of the order of the samples.
-
-    Raises:
-        TraceError: if the traces are shorter than the shortest candidates, differ in ``gamma_max``, or hold no steps to
-            learn from.
     """
     gamma_max = common_gamma_max(traces)
     if gamma_max < CANDIDATES[1]:

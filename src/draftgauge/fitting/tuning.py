@@ -36,16 +36,7 @@ class Tuned:
 
 
 def tune(name: str, trace: Trace, costs: CostCurve) -> Tuned:
-    """Tune one policy for a cost curve; the first of equals wins.
-
-    Args:
-        name: of a registered policy with a grid.
-        trace: training prompts.
-        costs: of the pair.
-
-    Raises:
-        DraftgaugeError: if there is nothing to tune in the policy.
-    """
+    """Tune one policy for a cost curve; the first of equals wins."""
     if name not in tunable_policies():
         raise DraftgaugeError(
             f"there is nothing to tune in policy {name!r}; choose one of {', '.join(tunable_policies())}"
@@ -57,13 +48,6 @@ def tune(name: str, trace: Trace, costs: CostCurve) -> Tuned:
 
 
 def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = None) -> Rivals:
-    """Tune several policies for a cost curve; by default all that have a grid and can be replayed on the trace.
-
-    Args:
-        trace: training prompts.
-        costs: of the pair.
-        names: of registered policies with grids.
-    """
     if names is None:
         names = [name for name in tunable_policies() if _points(name, trace) and _replays(name, trace, costs)]
     tuned = [tune(name, trace, costs) for name in names]
@@ -72,12 +56,10 @@ def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = No
 
 
 def _replays(name: str, trace: Trace, costs: CostCurve) -> bool:
-    """Whether a policy's drafts hold nothing that a trace of sampled decoding knows nothing of."""
     return trace.sampled is None or not isinstance(make_policy(name, trace.gamma_max, costs), Extends)
 
 
 def _points(name: str, trace: Trace) -> list[str]:
-    """The points of a policy's grid that fit a trace; none where all ask for longer drafts."""
     return [spec for spec in grid_specs(name) if _fits(spec, trace.gamma_max)]
 
 

@@ -33,10 +33,6 @@ def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: in
         traces: dense and greedy, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
         costs: of each trace.
         seed: unused; the fit has one optimum.
-
-    Raises:
-        TraceError: if there is nothing to learn from, the traces differ in ``gamma_max``, lack the prompts' tokens or
-            are of sampled decoding.
     """
     if any(trace.sampled is not None for trace in traces):
         raise TraceError(

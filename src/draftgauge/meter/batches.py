@@ -49,7 +49,6 @@ class BatchMeterPlan:
 
     @property
     def span(self) -> int:
-        """Tokens that every request decodes around a context length."""
         return 4 * (self.gamma_max + 1)
 
 
@@ -98,7 +97,6 @@ class _Samples:
         return one, max(one, two)
 
     def looking(self) -> list[float]:
-        """What passes took longer where a policy looked at their tokens."""
         once, twice = self.draft()
         return [p.seconds - (once if round(p.tokens / p.rows) == 1 else twice) for p in self.passes if p.signals]
 
@@ -110,18 +108,7 @@ def measure_batches(
     rng: np.random.Generator,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BatchCosts:
-    """Measure steps of several requests together, on the lean or the static engine.
-
-    Args:
-        target, draft: their own caches are not touched.
-        plan: what to measure.
-        rng: for draft lengths and positions in the text.
-        progress: told (batch sizes measured, all).
-
-    Raises:
-        ModelError: if the caches of the largest batch do not fit into memory.
-        DraftgaugeError: if the models take too few tokens to measure in.
-    """
+    """Measure steps of several requests together, on the lean or the static engine."""
     limit = min(target.spec.context, draft.spec.context)
     if limit <= 2 * plan.span:
         raise DraftgaugeError(

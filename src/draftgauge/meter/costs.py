@@ -52,20 +52,13 @@ Floats = NDArray[np.float64]
 def default_contexts(prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> tuple[int, ...]:
     """Context lengths worth measuring for some prompts: where the first step starts, the median, where the last one
     ends.
-
-    Args:
-        prompt_tokens, output_tokens: of each prompt.
     """
     prompts, outputs = np.asarray(prompt_tokens), np.asarray(output_tokens)
     return tuple(sorted({int(prompts.min()), int(np.median(prompts + outputs // 2)), int((prompts + outputs).max())}))
 
 
 def measured_span(gamma_max: int, context_limit: int) -> int:
-    """Tokens that are decoded in one go: room for several of the longest drafts, as far as the models take them.
-
-    Raises:
-        DraftgaugeError: if not even two of the longest drafts fit.
-    """
+    """Tokens that are decoded in one go: room for several of the longest drafts, as far as the models take them."""
     span = min(max(SPAN, 4 * (gamma_max + 1)), context_limit - 1)
     if span < 2 * (gamma_max + 1):
         raise DraftgaugeError(
@@ -89,9 +82,6 @@ class MeterPlan:
         compression: of the target, by name.
         vocabulary: of the pair, see :class:`~draftgauge.traces.costs.CostCurve`.
         sampling: of the target.
-
-    Raises:
-        DraftgaugeError: for a plan that measures nothing.
     """
 
     text: Sequence[int]
@@ -118,19 +108,7 @@ def measure_costs(
     generator: Generator | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CostCurve:
-    """Measure a cost curve by decoding with the pair, greedily or as it samples.
-
-    Args:
-        target: its cache is overwritten.
-        drafter: knows no end tokens, so that it drafts as many tokens as asked.
-        plan: what to measure, and for how long.
-        rng: for the order of measurements and the positions in the text.
-        generator: on the target's device, needed to sample.
-        progress: told (hundredths of the time that are over, 100) before every step.
-
-    Raises:
-        DraftgaugeError: if the models' context is too short to decode in.
-    """
+    """Measure a cost curve by decoding with the pair, greedily or as it samples."""
     limit = target.spec.context if plan.context_limit is None else min(target.spec.context, plan.context_limit)
     span = measured_span(plan.gamma_max, limit)
     lengths = sorted({max(1, min(context, limit)) for context in plan.contexts})
@@ -324,7 +302,6 @@ def _median_error(values: Sequence[float]) -> float:
 
 
 def _by_length(samples: Sequence[Sample], value: Callable[[Sample], float]) -> dict[int, list[float]]:
-    """Draft length -> values of the steps at which no policy looked."""
     values: dict[int, list[float]] = {}
     for sample in samples:
         if not sample.looks:

@@ -40,7 +40,6 @@ class Stopwatch:
 
 
 def seconds_between(start: Mark, end: Mark) -> float:
-    """Seconds from one mark to the other; on a GPU the later one must have passed."""
     if isinstance(start, float) or isinstance(end, float):
         assert isinstance(start, float)
         assert isinstance(end, float)
@@ -94,7 +93,6 @@ class StepTimer:
         self._marks: list[tuple[Asked, int, tuple[Mark, Mark] | None, Mark, Mark]] = []
 
     def reset(self) -> None:
-        """A new output begins; its first step, just after the prefill, is not counted."""
         self._last = None
 
     def limit(self) -> int:
@@ -114,7 +112,6 @@ class StepTimer:
         self._last = now
 
     def ends_output(self, token: int) -> bool:
-        """Whether the running step is the last one of the queue."""
         return self._last is not None and len(self.queue) == 1
 
     def samples(self) -> list[Sample]:

@@ -62,11 +62,7 @@ def method_of(config: Mapping[str, Any], source: object = "the checkpoint") -> s
 
 
 def label_of(compression: str, method: str | None, source: object) -> str:
-    """The name of a checkpoint's compression, asked for as ``compression``; ``method`` is of :func:`method_of`.
-
-    Raises:
-        DraftgaugeError: for an unknown compression, or one that this checkpoint does not have and cannot be given.
-    """
+    """The name of a checkpoint's compression, asked for as ``compression``; ``method`` is of :func:`method_of`."""
     if compression == method:
         return compression
     check_compression(compression)
@@ -79,7 +75,6 @@ def label_of(compression: str, method: str | None, source: object) -> str:
 
 
 def activation_dtype(compression: str, device: torch.device, own: torch.dtype | None = None) -> torch.dtype:
-    """The dtype in which a model computes on a device, held so; ``own`` is that of its checkpoint, None if unknown."""
     if compression in DTYPES:
         return DTYPES[compression]
     if device.type != "cpu":
@@ -96,7 +91,6 @@ def cpu_has_bfloat16() -> bool:
 
 
 def draft_compression(compression: str) -> str:
-    """How a draft is held beside a target of this compression: in the same precision, never quantised."""
     return compression if compression in DTYPES else UNCOMPRESSED
 
 
@@ -126,7 +120,6 @@ def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesCon
 
 
 def weight_bytes(compression: str, dtype: torch.dtype) -> float:
-    """Bytes that a weight takes beside activations of a dtype, with what the blocks of quantised ones need."""
     return {"int8": 1.0, "nf4": 0.55}.get(compression) or dtype.itemsize
 
 

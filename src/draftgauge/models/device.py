@@ -46,7 +46,6 @@ def check_devices(device: str | torch.device | None, count: int) -> None:
 
 
 def numbered(device: str | torch.device | None, number: int) -> torch.device:
-    """The device of this number, of the kind that :func:`choose_device` gives if it names none; a CPU has none."""
     chosen = choose_device(device)
     return chosen if chosen.type == "cpu" or chosen.index is not None else torch.device(chosen.type, number)
 
@@ -66,7 +65,6 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def release_unused() -> None:
-    """Hand memory of GPUs that PyTorch holds and does not use back to other processes; without a GPU do nothing."""
     if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
@@ -80,7 +78,6 @@ def upload(tokens: Sequence[int], device: torch.device) -> Tensor:
 
 
 def generator_on(generator: Generator | None, device: torch.device) -> Generator | None:
-    """The generator itself, or where it belongs to another device one that it seeds."""
     if generator is None or generator.device.type == device.type == "cpu" or generator.device == device:
         return generator
     seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)

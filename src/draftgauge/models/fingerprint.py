@@ -42,9 +42,6 @@ def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True) -> s
     Args:
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
         texts: whether tokenizer, chat template and generation defaults count; without them it is that of the weights.
-
-    Raises:
-        ModelError: if the folder has no configuration or no safetensors weights.
     """
     digest = hashlib.sha256()
     for name, size, piece in _pieces(model, texts):
@@ -84,7 +81,6 @@ def _sized(path: Path) -> tuple[int, bytes]:
 
 
 def _places(size: int) -> Iterator[tuple[int, int]]:
-    """Where something large is hashed: one that was fine-tuned in some layers alone may have the ends of its base."""
     yield 0, min(EDGE, size)
     for number in range(1, PIECES):
         yield number * size // PIECES, PIECE

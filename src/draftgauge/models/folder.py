@@ -20,11 +20,7 @@ _READ_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
 def model_folder(source: str | Path, part: str = "target") -> str | Path:
-    """The folder or hub id of a model; ``reference`` is this part of the bundled pair.
-
-    Raises:
-        ModelError: if it is no folder of a model, is a folder of another kind, or lacks its large files.
-    """
+    """The folder or hub id of a model; ``reference`` is this part of the bundled pair."""
     source = resolve_source(source, part)
     looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") > 1
     folder = Path(source)

@@ -42,12 +42,7 @@ class GgufModel:
     module: Any = None  # there is no transformers model behind it
 
     def __init__(self, path: Path, engine: str = EXACT) -> None:
-        """Load a GGUF file for the engine "gguf" or "gguf-fast".
-
-        Raises:
-            MissingLibraryError: if there is no libllama, or none that is known here.
-            ModelError: if the file cannot be loaded.
-        """
+        """Load a GGUF file for the engine "gguf" or "gguf-fast"."""
         self._model = open_model(path)
         self._llama = libllama()
         self.eos_token_id = end_tokens_of(self._model)

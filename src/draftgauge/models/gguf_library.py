@@ -139,11 +139,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # name: result, arguments; the defaul
 
 @cache
 def libllama() -> Any:
-    """libllama, its functions declared and its log silent: that of LLAMA_CPP_LIB_PATH, llama-cpp-python or xllamacpp.
-
-    Raises:
-        MissingLibraryError: if there is none, or none that can be loaded and has the parameters known here.
-    """
+    """libllama, declared and with its log silent: of LLAMA_CPP_LIB_PATH, llama-cpp-python or xllamacpp."""
     # libllama's threads would else spin between passes and take the cores from torch, which drafts or samples there.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     reasons = []
@@ -174,12 +170,7 @@ def _libraries() -> list[Path]:
 
 
 def declare(library: Any) -> None:
-    """Declare the functions of a loaded library, after comparing its structures with those known here.
-
-    Raises:
-        AttributeError: if it lacks a function.
-        MissingLibraryError: if its default parameters are others, so that its structures are laid out otherwise.
-    """
+    """Declare the functions of a loaded library, after comparing its structures with those known here."""
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -233,7 +224,6 @@ def open_model(path: Path, *, vocabulary_only: bool = False) -> Any:
 
 
 def metadata(model: Any, key: str) -> str:
-    """A value of a file's metadata as text; empty if it has none."""
     value = ctypes.create_string_buffer(_VALUE_BYTES)
     length = libllama().llama_model_meta_val_str(model, key.encode(), value, _VALUE_BYTES)
     return value.value.decode(errors="replace") if length >= 0 else ""

@@ -33,9 +33,6 @@ class LeanModel:
     """:class:`~draftgauge.models.base.CachedModel` for ``lean_families.FAMILIES``; its cache grows by doubling.
 
     Logits agree with transformers' modules up to the rounding of differently ordered sums.
-
-    Raises:
-        ModelError: if the model is of another kind (``lean_families.why_not_lean`` says why).
     """
 
     engine: ClassVar[str] = "lean"
@@ -74,7 +71,6 @@ class LeanModel:
             return logits(self._weights, chunks[-1][-1:] if last_only else torch.cat(chunks))
 
     def branches(self, starts: Tensor) -> BranchSession:
-        """Open branches after the first ``starts[i]`` cached tokens; their keys are kept from step to step."""
         check_starts(int(starts.min()), int(starts.max()), self._length)
         return LeanBranches(self, starts)
 

@@ -18,7 +18,6 @@ Mask = Tensor | CausalBias | None
 
 
 def takes_causal_bias(like: Tensor) -> bool:
-    """Whether a causal kernel reads this cache's grouped keys once: flash attention in half precision on a GPU."""
     return like.device.type == "cuda" and like.dtype != torch.float32
 
 
@@ -60,7 +59,6 @@ def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Ma
 
 
 def window_mask(new: int, reached: int, window: int, weights: LeanWeights, like: Tensor) -> Tensor | None:
-    """What the last ``new`` tokens see of the last ``reached`` ones: each itself and the ``window - 1`` before it."""
     if new == 1:
         return None
     hidden = torch.full((new, reached), float("-inf"), dtype=like.dtype, device=like.device)

@@ -90,7 +90,6 @@ def of_a_family(model: PreTrainedModel) -> bool:
 
 
 def why_not_recorded(model: PreTrainedModel) -> str | None:
-    """The reason why no pass of a model of the families can be recorded as a CUDA graph, or None if passes can."""
     if any(has_experts(layer.mlp) for layer in model.model.layers):
         return "which experts run is known only when their router has run"
     other = {type(linear).__name__ for linear in linears(model)} - {nn.Linear.__name__}
@@ -98,7 +97,6 @@ def why_not_recorded(model: PreTrainedModel) -> str | None:
 
 
 def linears(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Every matrix of a model of these families, the output head included; experts and their router are one."""
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
@@ -111,7 +109,6 @@ def has_experts(mlp: nn.Module) -> bool:
 
 
 def rotary_bases(config: PreTrainedConfig) -> list[str]:
-    """The kinds of layers that rotate each by a base of its own (Gemma 3); none where one base is all there is."""
     return sorted(set(config.layer_types)) if config.model_type == "gemma3_text" else []
 
 

@@ -97,9 +97,6 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
     The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears (:mod:`lean_ops`);
     otherwise the model's own linears become views of the fused weights. Quantised linears and experts are called as
     they are.
-
-    Raises:
-        ModelError: if the lean engine cannot run this model.
     """
     reason = why_not_lean(model)
     if reason is not None:

@@ -79,11 +79,6 @@ def load_model(
         trust_remote_code: run Python code that comes with the model.
         part: of the bundled pair, if ``source`` is ``reference``.
         device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name.
-
-    Raises:
-        DraftgaugeError: for an unknown compression, engine or device.
-        MissingLibraryError: if the compression needs a library that is not installed.
-        ModelError: if the model cannot be found, read or run, does not fit into memory, or has no safetensors weights.
     """
     _check_engine(engine)
     if is_gguf(source):
@@ -165,7 +160,6 @@ def quantisation_method(source: str | Path) -> str | None:
 
 
 def planned_dtype(source: str | Path, compression: str, device: torch.device, part: str = "target") -> torch.dtype:
-    """The dtype in which a target of a compression would compute, or a draft beside it, without loading any weights."""
     held = compression if part == "target" else draft_compression(compression)
     if is_gguf(source):
         return torch.float32
@@ -221,11 +215,6 @@ def _load_gguf(path: Path, compression: str, device: str | torch.device | None, 
 
 
 def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
-    """Put a loaded transformers model behind the cache contract.
-
-    Raises:
-        ModelError: if ``engine`` is ``lean`` or ``static`` and the model is not of their families.
-    """
     _check_engine(engine)
     if engine == "auto":
         engine = _choose_engine(model)

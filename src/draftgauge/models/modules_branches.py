@@ -67,7 +67,6 @@ class MaskedBranches:
         return logits.float()
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these branches only; the keys of the others stay behind, masked."""
         self._positions = self._positions[rows]
         self._visible = self._visible[rows]
 

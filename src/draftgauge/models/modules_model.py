@@ -34,11 +34,7 @@ MOST_APART = 0.3  # of the norm of its logits; bfloat16 and experts that change 
 
 
 class ModulesModel:
-    """:class:`~draftgauge.models.base.CachedModel` of any causal language model of transformers.
-
-    Raises:
-        ModelError: if the architecture does not decode with a cache of keys and values that can be rolled back.
-    """
+    """:class:`~draftgauge.models.base.CachedModel` of any causal language model of transformers."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.module = model.eval()
@@ -115,13 +111,11 @@ class ModulesModel:
         return cached.keys[0], cached.values[0]
 
     def branches(self, starts: Tensor) -> BranchSession:
-        """Branches after the first ``starts[i]`` cached tokens: one masked pass a step, or one by one without masks."""
         check_starts(int(starts.min()), int(starts.max()), self._length)
         session = MaskedBranches if takes_branch_masks(self.module) else SequentialBranches
         return session(self.module, self.spec, self._cache, starts)
 
     def _keeping_hidden(self, count: int) -> AbstractContextManager[None]:
-        """While ``count`` tokens are taken in: the layers that are asked for leave their hidden states."""
         if self.hidden is None:
             return nullcontext()
         places = self.hidden.places(self._length, self._length + count)

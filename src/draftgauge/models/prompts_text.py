@@ -35,10 +35,6 @@ def encode_prompt(
         tokenizer: of the target.
         prompt: text, or messages with ``role`` and ``content``.
         rendering: a system message, arguments of the template, whether text goes through the template.
-
-    Raises:
-        PromptError: if the prompt is empty, not Unicode or answered already; if the template fails, leaves a message
-            out or does not read an argument; if a template or a system message is asked for and there is no template.
     """
     has_template = tokenizer.chat_template is not None
     if isinstance(prompt, str):
@@ -80,7 +76,6 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = 
 def encode_prompts(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int
 ) -> list[tuple[str, list[int]]]:
-    """Task and token ids of each prompt; one longer than ``longest`` keeps its end."""
     return [(prompt.task, encode_with(tokenizer, prompt)[-longest:]) for prompt in prompts]
 
 
@@ -90,7 +85,6 @@ def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, rendering: R
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> Sequence[Message]:
-    """The messages behind a system message, unless they begin with one of their own."""
     if system is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": system}, *messages]

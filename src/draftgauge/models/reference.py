@@ -25,12 +25,10 @@ def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
 
 
 def bundled_questions() -> list[list[dict[str, str]]]:
-    """Conversations that wait for an answer, in the wording of the target's own training; tasks in turn."""
     return [json.loads(line)["messages"] for line in lzma.decompress(QUESTIONS_FILE.read_bytes()).splitlines()]
 
 
 def resolve_source(source: str | Path, part: str = "target") -> str | Path:
-    """Turn ``reference`` (this part of the pair) and ``reference/<part>`` into folders; others pass as they are."""
     if source == REFERENCE:
         return reference_path(part)
     if isinstance(source, str) and source.startswith(f"{REFERENCE}/"):

@@ -142,11 +142,7 @@ class StaticRows:
         self.reserve(rows, capacity)
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """Make room for more rows or longer ones; what they hold stays.
-
-        Raises:
-            ModelError: if the model takes fewer tokens, or the cache does not fit into memory.
-        """
+        """Make room for more rows or longer ones; what they hold stays."""
         check_context(self.spec, capacity)
         check_caches_fit([(self._model, capacity)], rows)
         weights, before = self._weights, self._cache
@@ -177,7 +173,6 @@ class StaticRows:
         self._lengths[row] = length
 
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Empty a row and take ``tokens`` in, for their keys and values alone."""
         self._lengths[row] = 0
         self.append(row, tokens)
 
@@ -200,9 +195,6 @@ class StaticRows:
 
         Returns:
             float32 ``[T, vocabulary]``: the logits after every token.
-
-        Raises:
-            ModelError: if a row would exceed the cache.
         """
         begins = [self._lengths[row] for row in rows]
         ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
@@ -235,7 +227,6 @@ class StaticRows:
 
 
 def bucket_of(end: int, capacity: int, first: int) -> int:
-    """Places of a cache that a pass up to ``end`` sees: the next power of two from the first bucket on."""
     bucket = first
     while bucket < end:
         bucket *= 2

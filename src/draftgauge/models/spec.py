@@ -63,7 +63,6 @@ def head_dim(config: PreTrainedConfig) -> int:
 
 
 def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """The rotary embeddings of a model: one, or one for each kind of attention; none for other position schemes."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [kind for kind in (rope, *rope.values()) if isinstance(kind, dict) and "rope_type" in kind]
 
@@ -85,7 +84,6 @@ def check_tokens(spec: ModelSpec, tokens: Sequence[int]) -> None:
 
 
 def context_note(spec: ModelSpec) -> str:
-    """Why the context is what it is, in brackets, for messages; empty where the configuration names it."""
     return f" ({spec.context_reason})" if spec.context_reason else ""
 
 

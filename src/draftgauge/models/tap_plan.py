@@ -42,10 +42,6 @@ def tap_plan(
         config: of the target.
         hidden, kv: what to tap: hidden states, keys and values.
         layers: which decoder layers, counted from 0, or one of :data:`TAP_RULES`; "eagle3" if None.
-
-    Raises:
-        ModelError: if the family has no taps, a layer does not exist or comes twice, or a layer's KV says nothing
-            beyond a window.
     """
     config = config.get_text_config()  # of a model that sees images too, the part that decodes
     check_family(config)

@@ -18,7 +18,6 @@ TapRule = Literal["eagle3", "specforge"]
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """Layers 2, L // 2 and L - 3 of ``layers``: each the one above EAGLE-3's; spread evenly where L < 7."""
     if layers >= EAGLE_LAYERS:
         return (2, layers // 2, layers - 3)
     count = min(TAPS, layers)
@@ -26,11 +25,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def specforge_taps(layers: int) -> tuple[int, ...]:
-    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, whose outputs EAGLE-3 (arXiv 2503.01840) and SpecForge take.
-
-    Raises:
-        ModelError: if these are not three layers.
-    """
+    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, whose outputs EAGLE-3 (arXiv 2503.01840) and SpecForge take."""
     if layers < EAGLE_LAYERS:
         raise ModelError(f"the taps of SpecForge are for targets of {EAGLE_LAYERS} layers or more, not {layers}")
     return (1, layers // 2 - 1, layers - 4)

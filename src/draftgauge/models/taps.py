@@ -67,9 +67,6 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
     behind.
 
     The cache is emptied. A model has one set of taps at a time: attaching again replaces it.
-
-    Raises:
-        ModelError: if the plan does not fit the model, or the model shows no states.
     """
     if isinstance(model, GgufModel):
         raise ModelError(

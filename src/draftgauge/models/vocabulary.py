@@ -36,7 +36,6 @@ def difference(ids: Sequence[int], ours: Mapping[int, str], theirs: Mapping[int,
 
 
 def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of which token has which id, in hexadecimal: token ids mean the same where it is the same."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
@@ -75,7 +74,6 @@ class IncrementalDecoder:
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
-        """The text that a token adds; empty for special tokens and while a character is incomplete."""
         if token in self._special:
             return self.finish()
         self._pending.append(token)

@@ -34,12 +34,7 @@ class BatchPolicy(Protocol):
         ...
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        """Which of these slots draft another token.
-
-        Args:
-            drafted: by slot the token just drafted, those left out whose cap is reached or whose text ended, in
-                increasing order.
-        """
+        """Which of these slots draft another token."""
         ...
 
     def observe(self, slot: int, step: Step) -> None: ...

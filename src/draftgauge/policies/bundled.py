@@ -12,5 +12,4 @@ _FOLDER = Path(__file__).parent / "bundled"
 
 @cache
 def bundled_policy(name: str) -> FittedPolicy:
-    """The numbers of a bundled policy. They suit the bundled pair; for another, ``draftgauge fit`` makes others."""
     return load_fitted(_FOLDER / f"{name}{FITTED_SUFFIX}")

@@ -9,7 +9,6 @@ from draftgauge.policies.base import StepCosts
 
 
 def require_costs(name: str, costs: StepCosts | None) -> StepCosts:
-    """The costs that a policy needs; raises ``DraftgaugeError`` if they are None."""
     if costs is None:
         raise DraftgaugeError(
             f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"
@@ -46,11 +45,6 @@ def check_shares(name: str, key: str, values: Sequence[float], count: int) -> No
 
 
 def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int, least: int = 1) -> tuple[int, ...]:
-    """The draft lengths to choose from, increasing; those above ``gamma_max`` count as ``gamma_max``.
-
-    Raises:
-        DraftgaugeError: if there is none, or one is below ``least``.
-    """
     if not lengths:
         raise DraftgaugeError(f"policy {name}: {key} must name at least one draft length")
     if min(lengths) < least:

@@ -66,12 +66,7 @@ def register_fitted(policy: str, signals: tuple[str, ...] | None = None) -> Call
 
 
 def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None) -> Policy:
-    """A new policy from its numbers.
-
-    Raises:
-        DraftgaugeError: if it was fitted for another ``gamma_max`` or on other signals, its numbers cannot be, or it
-            needs a cost curve and there is none.
-    """
+    """A new policy from its numbers."""
     wanted = _SIGNALS.get(fitted.policy, fitted.signals)
     if fitted.signals != wanted:
         raise DraftgaugeError(
@@ -102,23 +97,12 @@ def _check_numbers(policy: str, key: str, value: Any) -> None:
 
 
 def save_fitted(fitted: FittedPolicy, path: Path) -> None:
-    """Write a fitted policy, atomically.
-
-    Raises:
-        DraftgaugeError: if the name does not end in ``.json``, or the file cannot be written.
-    """
     if path.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"a fitted policy is a {FITTED_SUFFIX} file, not {path.name}: name it so")
     FILE.write(path, to_mapping(fitted))
 
 
 def load_fitted(path: Path) -> FittedPolicy:
-    """Read a fitted policy; a file that has not changed since is parsed once.
-
-    Raises:
-        DraftgaugeError: if the file is missing or damaged, is not a fitted policy or one of another version, or names
-            an unknown policy.
-    """
     return _load_fitted(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
@@ -138,11 +122,6 @@ def _load_fitted(path: Path, changed: int) -> FittedPolicy:
 
 
 def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None, fitted: FittedPolicy | None = None) -> Policy:
-    """A new policy from the numbers in a file, which ``fitted`` are where it was read already.
-
-    Raises:
-        DraftgaugeError: as :func:`load_fitted` and :func:`fitted_policy`, naming the file.
-    """
     fitted = fitted or load_fitted(path)
     try:
         return fitted_policy(fitted, gamma_max, costs)
@@ -151,5 +130,4 @@ def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None, fitted: 
 
 
 def is_fitted(path: Path) -> bool:
-    """Whether a JSON file says that it is a fitted policy; measurements and cost curves lie beside them."""
     return FILE.is_one(path)

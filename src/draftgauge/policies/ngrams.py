@@ -48,7 +48,6 @@ class NgramIndex:
         self._after: dict[tuple[int, ...], tuple[int, int, int]] = {}  # place of the follower, seen, streak
 
     def separate(self) -> None:
-        """What is added from here on is another text."""
         self.text.append(_NO_TOKEN)
         self._begin = len(self.text)
 
@@ -96,7 +95,6 @@ class NgramIndex:
         return None, 0
 
     def _length(self, place: int, tail: Sequence[int]) -> int:
-        """How many tokens at the end of the tail equal those before ``place``."""
         most = min(MOST_MATCHED, len(tail), place)
         return next((n for n in range(LONGEST, most) if self.text[place - 1 - n] != tail[-1 - n]), most)
 
@@ -107,11 +105,7 @@ class FirstOccurrences:
     """
 
     def __init__(self, max_ngram: int, min_ngram: int = 1) -> None:
-        """Set the lengths of n-grams, tried from the longest to the shortest.
-
-        Raises:
-            DraftgaugeError: if not ``1 <= min_ngram <= max_ngram``.
-        """
+        """Set the lengths of n-grams, tried from the longest to the shortest."""
         if not 1 <= min_ngram <= max_ngram:
             raise DraftgaugeError(
                 f"n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}"

@@ -62,6 +62,5 @@ class Prices:
 
 
 def _rising(seconds: Floats) -> Floats:
-    """More tokens take no less time; where a measured curve falls, its noise is averaged out."""
     rising: Floats = isotonic_regression(seconds).x
     return rising

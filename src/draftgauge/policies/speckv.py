@@ -103,19 +103,16 @@ class SpecKV(PolicyBase):
         return self._length
 
     def observe(self, step: Step) -> None:
-        """Choose the next step's length; a step that drafted nothing leaves it unchanged."""
         if step.signals:
             self._length = self.candidates[int((self.rates(summarise(step.signals)) * self._gammas).argmax())]
 
     def rates(self, summary: Sequence[float]) -> Floats:
-        """Predicted acceptance rate of each candidate from the four figures of :func:`summarise`."""
         units = np.maximum(np.asarray(summary) @ self._weights + self._given, 0.0)
         rates: Floats = np.clip(units @ self._output + self._output_bias, 0.0, 1.0)
         return rates
 
 
 def summarise(signals: Sequence[Signal]) -> tuple[float, float, float, float]:
-    """Mean entropy, mean confidence, highest entropy (bits) and lowest confidence of drafted tokens, at least one."""
     entropies = [signal.entropy for signal in signals]
     confidences = [signal.confidence for signal in signals]
     count = len(signals)

@@ -76,7 +76,6 @@ class ThroughputStopping(PolicyBase):
         self._all_accepted = 1.0
 
     def limit(self) -> int:
-        """``gamma_max``, or 0 where not even the first token is worth its time."""
         self._all_accepted = 1.0
         return self.gamma_max if self._least[0] < 1 else 0
 

@@ -39,17 +39,11 @@ class StoredTexts:
 class AsksStored(Protocol):
     """A policy that can look tokens up in stored texts too."""
 
-    def ask_stored(self, stored: StoredTexts) -> None:
-        """Look up in these from now on; asked once, before the first request."""
-        ...
+    def ask_stored(self, stored: StoredTexts) -> None: ...
 
 
 def with_stored(policies: Sequence[Policy], stored: StoredTexts) -> None:
-    """Let all policies that can look tokens up in stored texts do so.
-
-    Raises:
-        DraftgaugeError: if none of them can.
-    """
+    """Let all policies that can look tokens up in stored texts do so."""
     able = [policy for policy in policies if isinstance(policy, AsksStored)]
     if not able:
         raise DraftgaugeError(

@@ -56,14 +56,12 @@ class LookupNumbers:
     always: float
 
     def chance(self, match: Match) -> float:
-        """Of the token that a match predicts."""
         matched, streak, always = lookup_terms(match)
         logit = self.constant + self.log_matched * matched + self.log_streak * streak + self.always * always
         return _sigmoid(logit)
 
 
 def lookup_terms(match: Match) -> tuple[float, float, float]:
-    """The terms of :class:`LookupNumbers`, in the order of its numbers."""
     return math.log(match.matched), math.log(match.streak), float(match.streak == match.seen)
 
 
@@ -133,7 +131,6 @@ class TwoSource:
         self.index.extend(prompt_tokens)
 
     def limit(self) -> int:
-        """``gamma_max``, or 0 where the first token is worth less than its time or than the tail."""
         self._context = self.index.text[-MOST_MATCHED:]
         self._depth, self._all_accepted, self._before = 0, 1.0, None
         return self.gamma_max if self._goes_on() else 0
@@ -183,14 +180,7 @@ class TwoSource:
         return worth > max(0.0, self.numbers.tail_weight * self._tail.worth)
 
     def _tail_after(self, context: list[int], depth: int, match: Match | None, chance: float) -> Tail:
-        """The best tail.
-
-        Args:
-            context: the last tokens of text and draft.
-            depth: tokens of the draft.
-            match: what the text predicts next.
-            chance: that all of them are accepted, and that the next token is not known to be another.
-        """
+        """The best tail."""
         tokens: list[int] = []
         prices, gained, best, length = self.prices.verify, 0.0, 0.0, 0
         while match is not None and depth + len(tokens) < self.gamma_max:

@@ -20,20 +20,10 @@ def batch_rows(
 ) -> list[dict[str, Any]]:
     """Every fixed length, and some policies, in batches of several sizes, over the same resampled prompts.
 
-    Args:
-        trace: greedy.
-        costs: measured for batches.
-        batches: requests at once.
-        specs: of policies, one for each request.
-
     Returns:
         One row for each batch size and policy: ``batch``, ``policy``, ``gamma`` (None for a policy that is no fixed
         length), ``tokens_per_second`` of the whole batch, ``tokens_per_step`` and ``drafted_per_step`` of a request,
         ``ratio_to_none`` over the same batch without drafts, and ``best``: the fastest fixed length of its batch.
-
-    Raises:
-        TraceError: if the costs were not measured for such batches, or the trace is of sampled decoding.
-        DraftgaugeError: for an unknown policy.
     """
     passes = costs.of_batches(max(batches))
     longest = min(trace.gamma_max, passes.gamma_max)
@@ -63,5 +53,4 @@ def batch_rows(
 
 
 def shown_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best fixed length of every batch size, and every other policy."""
     return [row for row in rows if row["best"] or row["gamma"] is None]

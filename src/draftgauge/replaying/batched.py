@@ -45,7 +45,6 @@ class BatchReplay:
 
 
 def resampled(prompts: int, batch: int, rng: np.random.Generator) -> list[int]:
-    """A queue of prompts drawn with replacement, long enough that its end hardly matters."""
     drawn: list[int] = rng.integers(prompts, size=max(prompts, ROUNDS * batch)).tolist()
     return drawn
 
@@ -61,9 +60,6 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
         costs: measured for batches of this size.
         batch: requests at once.
         queue: indices into ``trace.prompts``, at least ``batch``.
-
-    Raises:
-        TraceError: for a trace of sampled decoding, too few prompts, or costs that do not reach so far.
     """
     if trace.sampled is not None:
         raise TraceError("batches are replayed on greedy traces: record one at temperature 0")
@@ -124,7 +120,6 @@ class _Batch:
         self.policy.begin(slot, info.prompt_token)
 
     def step(self) -> list[int]:
-        """One step of all slots; those whose prompts ended."""
         context = max(cursor.context for cursor in self.slots.values())
         shown = self.propose(context)
         tokens = [len(signals) + 1 for signals in shown.values()]
@@ -162,7 +157,6 @@ class _Batch:
         return cursor.row >= cursor.end
 
     def cap(self, cursor: _Cursor) -> int:
-        """The most tokens that a slot may draft; an end token ends a draft only where drafted tokens are read."""
         room = min(self.gamma_max, self.trace.max_new_tokens - 1 - (cursor.row - cursor.first))
         return min(room, self.drafted[cursor.row]) if self.asks else room
 

@@ -21,16 +21,7 @@ RATIOS = (0.02, 0.04, 0.10, 0.25, 0.50)
 
 
 def at_cost_ratio(costs: CostCurve, ratio: float) -> CostCurve:
-    """The cost curve of a drafter that takes another share of a verification; verifying and all else stays as measured.
-
-    Args:
-        costs: as measured.
-        ratio: the :meth:`~draftgauge.traces.costs.CostCurve.cost_ratio` of the result.
-
-    Raises:
-        DraftgaugeError: if the ratio is not above 0, or the measured one is not (drafting as good as free cannot be
-            scaled).
-    """
+    """The cost curve of a drafter at another :meth:`~draftgauge.traces.costs.CostCurve.cost_ratio`."""
     measured = costs.cost_ratio()
     if not 0 < ratio < float("inf"):
         raise DraftgaugeError(

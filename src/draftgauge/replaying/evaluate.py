@@ -114,10 +114,6 @@ def evaluate(
         compared: what they are compared with; by default the fixed length that is best on these prompts.
         split: name of the prompts, for the rows.
         resamples: of the intervals and p-values.
-
-    Raises:
-        DraftgaugeError: if ``best_fixed`` is not in 0..gamma_max.
-        TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``.
     """
     against = compared or Compared()
     best_fixed = against.best_fixed
@@ -257,7 +253,7 @@ def figure(row: Mapping[str, object], key: str) -> float:
 
 
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
-    """The shortest of the fixed lengths with the most modelled tokens per second; 0 if not speculating is best."""
+    """The shortest of the fastest fixed lengths; 0 where not drafting is best."""
     return _best_of(replay_fixed_all(trace, costs))
 
 
@@ -278,7 +274,7 @@ def near_best_gammas(trace: Trace, costs: CostCurve) -> tuple[int, int]:
 
 
 def hindsight_gain(trace: Trace, costs: CostCurve) -> float:
-    """Modelled tokens per second of the hindsight optimum over those of the best fixed length (0 included), minus 1."""
+    """Modelled speed of the hindsight optimum over that of the best fixed length (0 included), minus 1."""
     fixed = replay_fixed_all(trace, costs)
     return hindsight_optimum(trace, costs).tokens_per_second / fixed[_best_of(fixed)].tokens_per_second - 1
 

@@ -77,10 +77,6 @@ def hindsight_optimum(
         costs: of the pair.
         text: whether tokens that are looked up in the text may be appended to the drafted ones.
         stored: earlier texts in which tokens are looked up too.
-
-    Raises:
-        TraceError: if the cost curve was measured up to less than the trace's ``gamma_max``, or the chances of the
-            text's tokens are not known.
     """
     if trace.sampled is not None:
         if text:
@@ -153,9 +149,6 @@ def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, runs: I
 def text_runs(trace: Trace, stored: StoredTexts | None = None) -> Ints:
     """``[P, G + 1]`` how many tokens looked up in the text would be accepted after ``d`` accepted drafted ones, column
     ``d``, at most ``G - d``. They follow from the output alone, whatever drafts. Found once.
-
-    Raises:
-        TraceError: if the trace was recorded without the prompts' tokens.
     """
     cached = trace.derived.get(_RUNS)
     if cached is not None and cached[0] is stored:

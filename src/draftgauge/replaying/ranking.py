@@ -47,9 +47,6 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
 
     The setting of each is that of the verdict on its run (:func:`~draftgauge.replaying.verdict.recommended`).
 
-    Args:
-        recorded: by drafter, its trace over the same outputs and its costs.
-
     Returns:
         One row for each drafter and group of prompts (a ``task``, a range of ``context``, all): ``drafter``, ``rank``
         by speed on all prompts, ``setting``; ``prompts``; ``tokens_per_second`` with ``_low`` and ``_high``;
@@ -108,7 +105,6 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
 
 
 def _replays(trace: Trace, costs: CostCurve, gamma: int) -> dict[str, Replay]:
-    """By setting: not to draft, a fixed length, and the rules that every comparison has."""
     settings = dict.fromkeys((NO_DRAFT, f"fixed:{gamma}" if gamma else NO_DRAFT, *compared_policies()))
     policies = {setting: make_policy(setting, trace.gamma_max, costs) for setting in settings}
     return {name: replay(trace, policy, costs) for name, policy in policies.items() if can_replay(trace, policy)}

@@ -112,10 +112,6 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
         trace: dense.
         policy: reset before every prompt; give a new one, as some learn across prompts.
         costs: to model seconds.
-
-    Raises:
-        TraceError: if the policy proposes longer drafts than the cost curve was measured for, or appends tokens from
-            the text to drafts of sampled decoding.
     """
     if not can_replay(trace, policy):
         raise TraceError(
@@ -140,7 +136,7 @@ def _asked(trace: Trace, policy: Policy, costs: CostCurve | None, greedy: bool) 
 
 
 def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Replay]:
-    """The replays of all fixed lengths; entry ``g`` drafts ``g`` tokens, 0 to ``gamma_max``."""
+    """Entry ``g`` is the replay of drafting ``g`` tokens, 0 to ``gamma_max``."""
     return [replay_lengths(trace, np.full(trace.positions, gamma), costs) for gamma in range(trace.gamma_max + 1)]
 
 
@@ -164,7 +160,6 @@ def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, 
 
 
 def mean_of(outcomes: Sequence[Replay]) -> Replay:
-    """The mean of replays of the same outputs; ``record`` is that of the first."""
     names = ("steps", "drafted", "accepted", "seconds", "histogram")
     means: dict[str, Any] = {name: np.mean([getattr(outcome, name) for outcome in outcomes], axis=0) for name in names}
     return replace(outcomes[0], **means)

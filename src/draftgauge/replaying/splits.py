@@ -41,7 +41,6 @@ class Design:
 
 
 def prompt_keys(trace: Trace) -> list[str]:
-    """``task/identifier`` of every prompt: how fitted policies name what they were fitted on."""
     return [prompt_key(prompt) for prompt in trace.prompts]
 
 
@@ -54,7 +53,6 @@ def prompt_key(prompt: PromptInfo) -> str:
 
 
 def names_splits(trace: Trace) -> bool:
-    """Whether the prompts themselves say which of them are for training."""
     return any(prompt.split == TRAIN for prompt in trace.prompts)
 
 
@@ -91,9 +89,6 @@ def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "
         split: name of the split.
         least: prompts that it must have.
         why: this split is wanted, for the message of an error.
-
-    Raises:
-        TraceError: for an unknown split, or one of fewer than ``least`` prompts.
     """
     if split == EVERYTHING:
         return trace
@@ -132,9 +127,6 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
         split: to evaluate on. If None, "test" where the prompts name enough of both train and test ones, or where some
             of them are in ``trained_on``; else all prompts.
         trained_on: ``task/identifier`` of the prompts that the policies to be evaluated were fitted on.
-
-    Raises:
-        TraceError: as :func:`split_trace`.
     """
     why = ""
     if split is None:

@@ -61,16 +61,6 @@ def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], c
     The setting advised is the simplest that is level with the fastest, see
     :func:`~draftgauge.replaying.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
     design's training prompts where it has any.
-
-    Args:
-        design: the prompts.
-        costs: of the engine.
-        settings: to try.
-        command: that recorded the run, for the verdict.
-
-    Raises:
-        DraftgaugeError: for an unknown policy.
-        TraceError: if the costs were measured up to less than the trace's ``gamma_max``.
     """
     trace = design.trace
     if trace.sampled is not None:  # the recorded signals are then of refused drafts
@@ -105,7 +95,7 @@ def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], c
 
 
 def best_length(design: Design, costs: CostCurve) -> int:
-    """The best fixed length on the prompts that a design chooses on, 0 where plain decoding is faster."""
+    """The best fixed length on training prompts where there are any; 0 where plain decoding is faster."""
     trace = design.trace if design.train is None else design.train
     runs = (replay_lengths(trace, np.full(trace.positions, n), costs) for n in range(1, trace.gamma_max + 1))
     seconds = [plain_seconds(trace, costs).sum(), *(run.seconds.sum() for run in runs)]
@@ -143,7 +133,6 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> Replay
 
 
 def recorded_acceptance(trace: Trace) -> float:
-    """The chance that a drafted token is accepted after those before it, over all positions and depths."""
     accepted = float(trace.accepted.sum())
     rejected = float((trace.accepted < trace.drafted).sum())
     return accepted / (accepted + rejected) if accepted + rejected else math.nan

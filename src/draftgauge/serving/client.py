@@ -26,12 +26,7 @@ class Completion:
 
 
 def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> Completion:
-    """Ask a server of an engine (one of :data:`CLIENTS`) for a greedy completion of token ids.
-
-    Raises:
-        DraftgaugeError: for another engine.
-        ServerError: if the server does not answer, not as this engine does, or with figures that cannot be.
-    """
+    """Ask a server of an engine (one of :data:`CLIENTS`) for a greedy completion of token ids."""
     if engine not in CLIENTS:
         raise DraftgaugeError(f"servers of {engine} cannot be queried: choose one of {', '.join(CLIENTS)}")
     try:

@@ -46,7 +46,6 @@ class SpeculationCounts:
 
     @property
     def alike(self) -> bool:
-        """Whether all drafts may have had one length, but for a few that were cut short."""
         longest = len(self.by_position) or math.ceil(self.length - (1 - ALIKE) * self.length)
         return self.length >= ALIKE * longest
 
@@ -55,9 +54,6 @@ class SpeculationCounts:
 
         Where positions are not counted, every token is taken to be accepted with the same chance ``a`` after those
         before it, with ``a + .. + a ** K`` the accepted tokens a draft.
-
-        Raises:
-            DraftgaugeError: if drafts differ in length: how many had a position at all is not counted.
         """
         if not self.alike:
             longest = f" of up to {len(self.by_position)}" if self.by_position else ""
@@ -85,12 +81,7 @@ def constant_chance(accepted: float, length: int) -> float:
 
 
 def read_counts(engine: str, url: str) -> SpeculationCounts:
-    """Ask a running server for its counters.
-
-    Raises:
-        ServerError: if it does not answer.
-        DraftgaugeError: if it counts no speculation, has not speculated yet, or counts what cannot be.
-    """
+    """Ask a running server for its counters."""
     if engine not in PREFIXES:
         raise DraftgaugeError(
             f"counters of {engine} cannot be read: --url takes one of {' and '.join(PREFIXES)}; for others record a run"
@@ -112,11 +103,7 @@ def read_counts(engine: str, url: str) -> SpeculationCounts:
 
 
 def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | None:
-    """The counters among samples, summed over a server's engines and models; None if there are none.
-
-    Raises:
-        DraftgaugeError: if one of them is no count.
-    """
+    """The counters among samples, summed over a server's engines and models; None if there are none."""
     totals: defaultdict[str, float] = defaultdict(float)
     positions: defaultdict[int, float] = defaultdict(float)
     for sample in samples:
@@ -151,7 +138,6 @@ def served_models(engine: str, url: str) -> list[str]:
 
 
 def check_served(engine: str, url: str, model: str) -> None:
-    """Refuse a server of another model, naming what it serves."""
     names = served_models(engine, url)
     if model not in names:
         raise DraftgaugeError(f"the server at {url} serves {', '.join(names) or 'nothing'}, not {model}")

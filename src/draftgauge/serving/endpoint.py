@@ -33,10 +33,6 @@ def fetch_text(url: str, path: str, body: Any = None, seconds: float = SECONDS) 
         path: below it, beginning with a slash.
         body: JSON value.
         seconds: for the whole answer.
-
-    Raises:
-        DraftgaugeError: for an address that cannot be one.
-        ServerError: if the server does not answer in time with at most 32 MiB, or refuses.
     """
     address = _address(url, path)
     work = _ask(address, body, seconds)

@@ -97,9 +97,6 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], dep
     """The engine's own settings as JSON: what its configuration file or option takes.
 
     ``setting`` is what is advised for the smallest batch, ``lengths`` the best fixed length by batch size.
-
-    Raises:
-        DraftgaugeError: if the engine has no settings of its own.
     """
     length = fixed_length(setting)
     if engine.name == "vllm":
@@ -137,7 +134,6 @@ def _transformers(setting: str, deployment: Deployment) -> str:
 
 
 def _gguf(setting: str, deployment: Deployment) -> str:
-    """The command for GGUF files, with placeholders for files that a run on other files has yet to make."""
     target = deployment.target if deployment.target.endswith(GGUF) else f"TARGET{GGUF}"
     draft = deployment.draft if deployment.draft.endswith(GGUF) else f"DRAFT{GGUF}"
     return _draftgauge(setting, replace(deployment, target=target, draft=draft))
@@ -162,7 +158,6 @@ def _llama_server(setting: str, deployment: Deployment) -> str:
 
 
 def _is_custom(setting: str, deployment: Deployment) -> bool:
-    """Whether draftgauge's proposer drafts in vLLM, not vLLM's own code."""
     return deployment.drafter is not None and (deployment.proposer or fixed_length(setting) is None)
 
 

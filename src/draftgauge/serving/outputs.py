@@ -33,10 +33,6 @@ def read_outputs(path: Path) -> dict[str, ServedAnswer]:
     Each line has ``custom_id`` and ``response.body.choices``, of which the first is taken: ``message.content`` or
     ``text``, and ``finish_reason``. Lines of requests that failed are left out; answers without a text, or with a
     reasoning beside it and no token ids, have a flaw.
-
-    Raises:
-        PromptError: if the file cannot be read, a line is not as above (it is named), an id comes twice, or no request
-            succeeded.
     """
     answers: dict[str, ServedAnswer] = {}
     for where, entry in read_json_lines(path, "file of answers", "give the output file of a batch", PromptError):

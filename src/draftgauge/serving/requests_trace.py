@@ -53,11 +53,6 @@ class ImportedTrace:
 
 
 def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
-    """Read a JSON Lines file of vLLM's answers to completions, chat or not; a "task" may be added to each.
-
-    Raises:
-        TraceError: if the file cannot be read, a line is no such answer, or nothing can be used.
-    """
     answers = read_json_lines(path, "file of answers", "give vLLM's answers as they came", TraceError)
     steps = [request_steps(answer, where) for where, answer in answers]
     if not steps:
@@ -90,11 +85,7 @@ def request_steps(answer: Any, where: str) -> RequestSteps:
 
 
 def trace_of_requests(requests: Sequence[RequestSteps], seed: int = 0) -> ImportedTrace:
-    """A trace with the drafts' lengths up to the longest one that the server drafts.
-
-    Raises:
-        TraceError: if the requests were drafted for with different longest lengths, or none accounts for its tokens.
-    """
+    """A trace with the drafts' lengths up to the longest one that the server drafts."""
     longest = {request.longest for request in requests}
     if len(longest) > 1:
         raise TraceError(f"the answers are of servers that draft up to {sorted(longest)} tokens: import one of them")
@@ -131,7 +122,6 @@ def position_matches(request: RequestSteps) -> NDArray[np.int64] | None:
 
 
 def _last_depth(requests: Sequence[RequestSteps], width: int) -> float:
-    """The share of whole drafts accepted to the end among those accepted up to the token before."""
     steps = [s for r in requests for s in zip(r.drafted, r.accepted, strict=True) if s[0] == width]
     reached = sum(accepted >= width - 1 for _, accepted in steps)
     return sum(accepted == width for _, accepted in steps) / reached if reached else 0.0

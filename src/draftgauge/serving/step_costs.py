@@ -30,9 +30,6 @@ def costs_of_steps(
             drafting is at most what a step takes beyond a plain one, and both parts add up to the step. Without it all
             of that counts as drafting, which is right for fixed lengths only.
         gamma_max: the longest length wanted.
-
-    Raises:
-        TraceError: if no fixed length was served.
     """
     if not steps:
         raise TraceError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")

@@ -107,9 +107,6 @@ class CostCurve:
             reads: the signals that the policy reads.
             appended: tokens looked up in the text, which are verified and not drafted, less drafted ones that are not
                 verified; broadcast.
-
-        Raises:
-            TraceError: if that many tokens were not measured.
         """
         drafted = np.asarray(gamma, np.int64)
         seconds = self.draft_seconds(drafted, context) + self.verify_seconds(drafted + appended + 1, context)
@@ -217,11 +214,7 @@ class CostCurve:
 
 
 def run_costs(run: Path) -> CostCurve:
-    """The cost curve of a recorded run.
-
-    Raises:
-        TraceError: if it is missing, damaged, or was measured for another pair, compression or engine than the trace.
-    """
+    """The cost curve of a recorded run."""
     curve, manifest = CostCurve.load(run / COSTS_NAME), Manifest.load(run)
     recorded = {"compression": manifest.target.compression, "engine": manifest.target.engine}
     for name, value in (recorded | {"pair": pair_fingerprint(manifest)}).items():

@@ -25,11 +25,7 @@ CHECKPOINT = Artefact("draftgauge-checkpoint", 1, "note of the newest checkpoint
 def save_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: dict[str, Any]
 ) -> Path:
-    """Write weights, optimiser states and a JSON state. The checkpoint before is removed once this one is on the disk.
-
-    Raises:
-        DraftgaugeError: if the disk is full or the folder cannot be written; the checkpoint before stays.
-    """
+    """Write weights, optimiser states and a JSON state; then remove the checkpoint before."""
     checkpoint = folder / f"step-{state['step']:07d}"
     # Tied weights share storage, which safetensors refuses: each storage is written once, as parameters() lists it.
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
@@ -55,11 +51,7 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any] | None:
-    """Restore the folder's newest checkpoint in place and return its JSON state; None if it has no checkpoint.
-
-    Raises:
-        DraftgaugeError: if a file of it is missing or damaged.
-    """
+    """Restore the folder's newest checkpoint in place and return its JSON state; None if it has no checkpoint."""
     if not (folder / LATEST).exists():
         return None
     latest = CHECKPOINT.read(folder / LATEST)

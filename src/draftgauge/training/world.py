@@ -59,7 +59,7 @@ class World:
 
     @contextmanager
     def lead_first(self) -> Iterator[None]:
-        """What the first process does before all others, which then find it done."""
+        """Have the first process do something before all others, which then find it done."""
         if not self.leads:
             self.wait()
         yield
@@ -68,11 +68,7 @@ class World:
 
 
 def world_here() -> World:
-    """The processes that this one was started among; alone without the variables of torchrun.
-
-    Raises:
-        DraftgaugeError: if they say what cannot be.
-    """
+    """The processes that this one was started among; alone without the variables of torchrun."""
     given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if len(given) < len(VARIABLES):
         return World()

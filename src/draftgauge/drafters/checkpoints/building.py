@@ -23,12 +23,7 @@ _UNUSED = ("verifier_", "rotary_emb.")  # of training, and tables that are compu
 
 
 def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pickle: bool = False) -> DrafterNet:
-    """Load a drafter for a target, onto its device and in the dtype of its activations.
-
-    Raises:
-        ModelError: if files are missing or damaged, weights are not those of the layout, or the drafter was made for
-            another target.
-    """
+    """Load a drafter for a target, onto its device and in the dtype of its activations."""
     if target.module is None:
         raise ModelError(
             f"{source} reads its target's hidden states, and a GGUF target shows none: name the model that it was "
@@ -98,11 +93,7 @@ def check_target(source: str | Path, layout: Layout, tensors: Mapping[str, Tenso
 
 
 def target_ids(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """``[V]`` the target's ids of the tokens that are drafted; None where all are.
-
-    Raises:
-        ModelError: if the map leads outside the target's vocabulary or to a token twice, or ``t2d`` marks others.
-    """
+    """``[V]`` the target's ids of the tokens that are drafted; None where all are."""
     if TO_TARGET not in tensors:
         return None
     ids = torch.arange(layout.draft_vocabulary) + tensors[TO_TARGET].long()

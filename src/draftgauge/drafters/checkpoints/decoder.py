@@ -126,10 +126,7 @@ class DrafterNet(Protocol):
         """
         ...
 
-    def branches(self, cache: Cache, first: int, begin: Tensor) -> Branches:
-        """Drafts from the anchors ``first .. first + R - 1``, which ``begin [R, ...]`` is of;
-        they do not see the anchors after their own."""
-        ...
+    def branches(self, cache: Cache, first: int, begin: Tensor) -> Branches: ...
 
 
 def rotary_tables(decoder: DecoderSpec, where: str) -> RotaryTables:

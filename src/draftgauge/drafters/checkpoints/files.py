@@ -22,16 +22,11 @@ CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bi
 
 
 def is_checkpoint(source: str | Path) -> bool:
-    """Whether a folder, or a model id of the hub, is a drafter published for serving engines."""
     return _file(source, CONFIG) is not None and is_drafter_checkpoint(read_config(source))
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
-    """``config.json`` of a checkpoint.
-
-    Raises:
-        ModelError: if there is none, or it is damaged.
-    """
+    """``config.json`` of a checkpoint."""
     path = _file(source, CONFIG)
     if path is None:
         raise ModelError(f"{source} has no {CONFIG}: give the folder or the id of a drafter's checkpoint")
@@ -42,11 +37,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
 
 
 def read_tensors(source: str | Path, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, on the CPU.
-
-    Raises:
-        ModelError: if a file is missing or damaged, or the weights are pickled and that is not allowed.
-    """
+    """All tensors of a checkpoint, on the CPU."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(source, allow_pickle):
         try:

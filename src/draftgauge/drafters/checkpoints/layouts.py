@@ -100,16 +100,11 @@ class DFlashLayout(Layout):
 
     @property
     def longest(self) -> int:
-        """Tokens that one block drafts."""
         return self.block if self.from_anchor else self.block - 1
 
 
 def read_layout(config: Mapping[str, Any], where: str) -> Layout:
-    """The layout of a checkpoint, ``where`` naming it in messages.
-
-    Raises:
-        ModelError: for a format that is not run here, or a setting that is missing or of another kind.
-    """
+    """The layout of a checkpoint, ``where`` naming it in messages."""
     kind = config.get("speculators_model_type")
     names = " ".join(map(str, config.get("architectures") or ())).lower()
     if kind in ("eagle3", "dflash", "dspark"):

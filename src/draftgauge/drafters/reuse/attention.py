@@ -41,7 +41,6 @@ class Attention(nn.Module):
         self.output = nn.Linear(query_heads * head_dim, hidden, bias=False)
 
     def parts(self) -> dict[str, slice]:
-        """Rows of an input projection's weight that are queries, keys and values."""
         width = self.output.in_features // self.query_heads
         queries, keys = self.query_heads * width, (self.query_heads + self.kv_heads) * width
         return {"queries": slice(0, queries), "keys": slice(queries, keys), "values": slice(keys, None)}

@@ -179,7 +179,6 @@ class Injection(nn.Module):
 
     @torch.no_grad()
     def select(self, slot: int) -> None:
-        """Let a projection hand on the keys and values of one of the ``S`` layers as they are."""
         for linear in (self.keys, self.values):
             width = len(linear.weight)
             linear.weight.zero_()

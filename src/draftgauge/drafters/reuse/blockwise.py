@@ -190,9 +190,6 @@ def block_states(net: BlockNet, tokens: Tensor, features: Features, anchors: Ten
 def unroll_blocks(net: BlockNet, tokens: Tensor, features: Features, depths: int, first: int) -> list[Tensor]:
     """As :func:`~draftgauge.drafters.reuse.unroll.unroll_states`: the first ``depths`` slots of the block of every
     anchor, ``[B, A - first, H]`` each.
-
-    Raises:
-        ModelError: if blocks have fewer slots.
     """
     if depths > net.config.block:
         raise ModelError(f"a block of {net.config.block} tokens has no draft of {depths}: ask for fewer")

@@ -26,9 +26,6 @@ def new_net(
     Linears start normally distributed with variance 1 / inputs, norms at one, the head at the target's rows. Weights
     are drawn by name from ``seed``, so the parts that two designs share start the same. ``draft_tokens`` ``[V]`` are
     target ids, ascending, where the configuration has a draft vocabulary.
-
-    Raises:
-        ModelError: if the configuration is of another target's shape, or the draft tokens do not fit it.
     """
     net = attach(config, target_module, draft_tokens)
     if net.embedding.is_meta:
@@ -54,7 +51,6 @@ def _empty(config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_toke
 
 @torch.no_grad()
 def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
-    """Start the norm before the head from the target's final norm, which its head was trained behind."""
     weight = target_module.get_decoder().norm.weight
     net.norm.weight.copy_(weight + 1 if net.config.target_family.startswith("gemma") else weight)
 
@@ -90,11 +86,7 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
 
 
 def check_warm_start(config: ReuseConfig, hidden: ReuseConfig) -> None:
-    """Check that a drafter can start from a trained one of the design ``hidden``.
-
-    Raises:
-        ModelError: for other designs, another target, or parts of different shapes.
-    """
+    """Check that a drafter can start from a trained one of the design ``hidden``."""
     if not config.traits.warm_starts or hidden.design != WARM_START:
         takers = " or ".join(name for name, design in DESIGNS.items() if design.warm_starts)
         raise ModelError(
@@ -112,11 +104,7 @@ def check_warm_start(config: ReuseConfig, hidden: ReuseConfig) -> None:
 
 
 def warm_start(net: ReuseNet, hidden_net: ReuseNet) -> list[str]:
-    """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one; the names of the parameters copied.
-
-    Raises:
-        ModelError: as :func:`check_warm_start`, and for another draft vocabulary.
-    """
+    """Start a ``hybrid`` or ``cross`` drafter from a trained ``hidden`` one; the names of the parameters copied."""
     check_warm_start(net.config, hidden_net.config)
     if net.d2t is not None and not torch.equal(net.d2t, hidden_net.d2t):  # type: ignore[arg-type]
         raise ModelError("the two drafters have different draft vocabularies: make both from the same token counts")
@@ -150,9 +138,6 @@ def matched_widths(
 
     All are brought to the size of the largest at its own width among the requests of fewest layers. A request holds
     keyword arguments of :func:`reuse_config`.
-
-    Raises:
-        ModelError: if a design is too large even with a SwiGLU of width 1, or widths are too coarse.
     """
     natural = [reuse_config(target_config, **request) for request in requests]
     least = min(config.layers for config in natural)

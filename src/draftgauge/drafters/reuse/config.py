@@ -92,9 +92,6 @@ class ReuseConfig:
 
     The norms are those of ``speculators``; all three switched off is the original EAGLE-3. They concern the designs
     that read hidden states: the residual of the others starts from the token's embedding, which is small.
-
-    Raises:
-        ModelError: for a design, injection or number that cannot be.
     """
 
     design: str
@@ -176,7 +173,6 @@ class ReuseConfig:
 
     @property
     def chain_query_heads(self) -> int:
-        """Query heads of that attention: the target's number, or the next that spreads evenly over its key heads."""
         return -(-self.query_heads // self.chain_kv_heads) * self.chain_kv_heads
 
 
@@ -204,10 +200,6 @@ def reuse_config(
         target_config: of the target model.
         taps: target layers to read, from 0, or a rule, see :func:`~draftgauge.models.tap_plan.tap_plan`.
         intermediate_size: width of the SwiGLU; the target's by default.
-
-    Raises:
-        ModelError: for what :class:`ReuseConfig` refuses, layers that the target has not, or a target that cannot be
-            tapped.
     """
     _check_choice("design", design, tuple(DESIGNS))
     text = target_config.get_text_config()

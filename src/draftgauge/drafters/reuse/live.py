@@ -62,7 +62,6 @@ class ReuseDrafter:
         self._start()
 
     def keeps_drafted(self) -> bool:
-        """No: what the target leaves behind of them takes the place of the drafter's own chain."""
         return False
 
     def backlog(self) -> int:
@@ -70,7 +69,6 @@ class ReuseDrafter:
 
     @torch.inference_mode()
     def prefill(self, context: list[int]) -> None:
-        """Start a new sequence, whose tokens but the last the target has taken in."""
         self._text = list(context)
         self._taken = 0
         self._start()
@@ -107,7 +105,6 @@ class ReuseDrafter:
         self._first: Tensor | None = None  # [V] logits of the first drafted token
 
     def _confidence_at(self) -> Callable[[int], float] | None:
-        """What a head of the drafter's own says of the token at a depth of the draft; None without one."""
         return None
 
     def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -138,7 +135,6 @@ class ReuseDrafter:
         self._taken = end
 
     def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
-        """Take in new anchors, see :func:`~draftgauge.drafters.reuse.drafting.take_in`."""
         self._first, self._chain = take_in(self.net, self._chain, tokens, hidden, keys, values)
 
 
@@ -235,7 +231,6 @@ def new_drafter(
     sampling: Sampling | None = None,
     generator: Generator | None = None,
 ) -> ReuseDrafter:
-    """The drafter of a network; see :class:`ReuseDrafter`."""
     kind = BlockDrafter if isinstance(net, BlockNet) else ReuseDrafter
     return kind(net, target, taps, end_tokens, sampling, generator)
 

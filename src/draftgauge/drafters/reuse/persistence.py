@@ -38,7 +38,6 @@ DRAFT_TOKENS = "d2t"  # among the weights, where there is a draft vocabulary
 
 
 def target_fingerprint(module: PreTrainedModel) -> str:
-    """Which target a model is, whatever it was compressed to: by the files it was loaded from, else by its weights."""
     return fingerprint(module.config.name_or_path or module, texts=False)
 
 
@@ -68,11 +67,6 @@ def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What ``drafter.json`` says: version, config, weights_sha256, parameters, extra.
-
-    Raises:
-        ModelError: if the folder holds no drafter that this version reads, or a damaged one.
-    """
     if not is_drafter(folder):
         raise ModelError(
             f"{folder} holds no trained drafter ({DESCRIPTION} is missing): give the folder that training wrote"
@@ -96,7 +90,6 @@ def trained_compression(description: Mapping[str, Any]) -> str:
 
 
 def drafter_fingerprint(folder: Path) -> str:
-    """SHA-256 over a drafter's configuration and weights, wherever it and its target lie."""
     description = read_description(folder)
     config = {name: value for name, value in description["config"].items() if name != "target_source"}
     return hashlib.sha256(json.dumps([config, description["weights_sha256"]], sort_keys=True).encode()).hexdigest()
@@ -110,12 +103,7 @@ def read_config(folder: Path) -> ReuseConfig:
 
 
 def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | None = None) -> ReuseNet:
-    """Load a drafter for a target, onto its device, ready to draft; by default in the dtype of its activations.
-
-    Raises:
-        ModelError: if the folder holds no drafter, its files are damaged, or it was trained for another target or one
-            in another format.
-    """
+    """Load a drafter for a target, onto its device, ready to draft; by default in the dtype of its activations."""
     if target.module is None:
         raise ModelError(
             f"the drafter in {folder} reads what its target's layers compute, and a GGUF target does not show it: name "
@@ -151,7 +139,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _cast(net: ReuseNet, dtype: torch.dtype) -> ReuseNet:
-    """In place of ``to``, which would copy the embedding: it stays the target's own."""
     for parameter in net.parameters():
         parameter.data = parameter.data.to(dtype)
     return net

@@ -49,7 +49,6 @@ def rotate(x: Tensor, tables: Tables) -> Tensor:
 
 
 def unrotate(x: Tensor, tables: Tables) -> Tensor:
-    """The inverse of :func:`rotate`, also where the tables carry an attention scaling (YaRN)."""
     cos, sin = tables
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, value=-1) / (cos * cos + sin * sin)
 

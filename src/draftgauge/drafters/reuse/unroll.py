@@ -20,9 +20,6 @@ def unroll(net: ReuseNet, tokens: Tensor, features: Features, depths: int) -> li
     """Logits of every depth from every anchor: ``K`` tensors ``[B, A, V]`` with ``A = T - 1 - K``.
 
     Entry ``k`` predicts ``x[t + 2 + k]`` for the anchors ``t = 0..A-1`` of tokens ``[B, T]`` and their features.
-
-    Raises:
-        ModelError: if the texts are too short for ``K`` steps.
     """
     anchors = tokens.shape[1] - 1 - depths
     states = unroll_states(net, tokens, features, depths)

@@ -24,23 +24,13 @@ VALIDATION_NAME = "validation.json"
 EQUAL_PARAMETERS, EQUAL_WIDTH = "equal parameters", "equal width"
 KEPT = Artefact("draftgauge-study", 1, "result of a study", "remove it, and it is done again")
 
-# Remedies against a bottleneck, and choices of a design changed one at a time: name -> settings of the training.
+# Remedies against a bottleneck: name -> settings of the training.
 REMEDIES: Mapping[str, Mapping[str, Any]] = {
     "kv-gradient-50": {"kv_gradient": 50.0},  # the paper's negative result
     "depths-12": {"depths": 12},  # more depths in the unroll; measured at the depths of the others
 }
 BLOCK = "block-wise"
 RECIPES: Mapping[str, Mapping[str, Any]] = {BLOCK: {"recipe": "block"}}  # the way out that the paper names
-NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
-ABLATIONS: Mapping[str, Mapping[str, Any]] = {
-    **{f"without-{norm.replace('_', '-')}": {norm: False} for norm in NORMS},
-    "without-norms": dict.fromkeys(NORMS, False),
-    "head-norm-at-one": {"target_norm": False},
-    "attention-random": {"attention_start": "random"},
-    "attention-self": {"attention_start": "self"},
-    "adamw": {"optimizer": "adamw"},
-    "head-frozen": {"freeze_head": True},
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ class Variant:
         init: ``random``, or ``warm`` from the trained ``hidden`` drafter of the same seed and capacity.
         capacity: ``equal parameters`` (the MLP's width is chosen for it) or ``equal width`` (that of the target's MLP,
             as in the paper).
-        remedy: one of ``REMEDIES``, ``RECIPES`` or ``ABLATIONS``; empty for none.
+        remedy: one of ``REMEDIES`` or ``RECIPES``; empty for none.
     """
 
     design: str
@@ -64,12 +54,10 @@ class Variant:
 
     @property
     def starts_from(self) -> Variant | None:
-        """The variant that a warm start needs."""
         return Variant("hidden", capacity=self.capacity) if self.init == "warm" else None
 
     @property
     def tuned_as(self) -> Variant:
-        """The row whose tuning this one takes over."""
         return replace(self, init="random", remedy=self.remedy if self.remedy in RECIPES else "")
 
     @property
@@ -95,7 +83,7 @@ class Variant:
             intermediate_size=intermediate_size,
             seed=seed,
             warm_start=warm_start,
-            **{**REMEDIES, **RECIPES, **ABLATIONS}.get(self.remedy, {}),
+            **{**REMEDIES, **RECIPES}.get(self.remedy, {}),
         )
 
 
@@ -207,7 +195,6 @@ class Cell:
 
 
 def training_identity(request: TrainingSpec) -> dict[str, Any]:
-    """The settings that decide a training's result, but for its target and the paths of files."""
     return {key: value for key, value in request.identity().items() if key not in ("target", "prompts", "warm_start")}
 
 
@@ -240,13 +227,6 @@ def make_cells(
 ) -> list[Cell]:
     """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after the cells that
     they start from.
-
-    Args:
-        study: which variants and seeds.
-        shapes: of each variant: the width of its MLP, and its trainable parameters.
-        fingerprint: of the target.
-        folder: of the study.
-        tuned: training settings by :attr:`Variant.tuned_as`.
     """
     base = study.shared_request(folder)
     cells = []

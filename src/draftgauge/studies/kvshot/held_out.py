@@ -26,11 +26,7 @@ def make_texts(
     settings: DecodingSettings,
     progress: Progress,
 ) -> None:
-    """Decode the first ``per_task`` prompts of each task (all if None) unless the file ``path`` is there.
-
-    Raises:
-        DraftgaugeError: if the file is there, but of other prompts, settings or another target.
-    """
+    """Decode the first ``per_task`` prompts of each task (all if None) unless the file ``path`` is there."""
     identity = {
         "target_fingerprint": target_fingerprint(target.module),
         "prompts_sha256": prompts_sha256(prompts),

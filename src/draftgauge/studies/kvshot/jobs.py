@@ -36,7 +36,6 @@ class CellJob:
 
     @property
     def after(self) -> str | None:
-        """The cell that this one starts from."""
         return self.cell.after
 
     def run(self, progress: Progress) -> None:

@@ -73,7 +73,6 @@ class Drafter:
 
     @property
     def plain(self) -> bool:
-        """One layer from a random start, with the default injection and no remedy."""
         return self.layers == 1 and self.init == "random" and not self.remedy and self.injection in ("", ROPE)
 
     def having(self, *keys: str) -> list[Row]:
@@ -93,7 +92,6 @@ class Drafter:
         return next(found, {})
 
     def estimate(self, name: str, digits: int = 2, task: str | None = None) -> str | None:
-        """A pooled measure as ``2.31 (2.20 to 2.42)``."""
         row = self.measure(name, task)
         if row.get("estimate") is None:
             return None
@@ -105,7 +103,6 @@ class Drafter:
         return statistics.median(values) if values else None
 
     def query_error(self) -> list[float]:
-        """KL to the target's query by depth, the mean over the drafter's layers and the tapped ones."""
         rows = self.having("query_kl")
         depths = sorted({row["depth"] for row in rows})
         return [statistics.mean(row["query_kl"] for row in rows if row["depth"] == depth) for depth in depths]
@@ -122,9 +119,6 @@ def write_kvshot_report(rows: Sequence[Row], out: Path, failures: Mapping[str, s
         out: the HTML file.
         failures: cells that failed, and why.
         facts: labelled, about how the study was made.
-
-    Raises:
-        DraftgaugeError: if there is no run among the rows, or the file cannot be written.
     """
     atomic_write_text(out, render_kvshot(rows, failures, facts))
     return out
@@ -160,7 +154,6 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
 
 
 def drafters_of(rows: Sequence[Row]) -> list[Drafter]:
-    """The drafters that were run, in the order of their rows."""
     return [one for one in _grouped(rows) if one.having("seed")]
 
 

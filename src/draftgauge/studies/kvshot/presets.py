@@ -10,7 +10,6 @@ from typing import Any
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
 from draftgauge.studies.kvshot.cells import (
-    ABLATIONS,
     BLOCK,
     EQUAL_WIDTH,
     FEATURES_NAME,
@@ -138,12 +137,6 @@ def block(request: TrainingSpec) -> Study:
     )
 
 
-def ablation(request: TrainingSpec) -> Study:
-    """``hidden`` with one choice of its norms, start and optimiser changed at a time, three seeds each."""
-    changed = tuple(remedied(HIDDEN, name) for name in ABLATIONS)
-    return replace(quick(request), preset="ablation", variants=(HIDDEN, CONTROL, *changed), decisive=())
-
-
 def full(request: TrainingSpec) -> Study:
     """Every row of the paper's step-wise table on 96 prompts, at equal parameters and at equal width, and the remedies.
     Five seeds for the rows that verdicts are about and the other plain designs, three for the rest.
@@ -177,7 +170,7 @@ def _on_gpu(request: TrainingSpec) -> bool:
 
 
 PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {
-    preset.__name__: preset for preset in (smoke, quick, depth, width, remedies, block, ablation, full)
+    preset.__name__: preset for preset in (smoke, quick, depth, width, remedies, block, full)
 }
 
 

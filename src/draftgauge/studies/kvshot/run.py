@@ -67,10 +67,6 @@ def run_study(
         validation: file of the prompts that every row is tuned on, where the study tunes.
         workers: where cells run; by default in this process.
         progress: told (what, done, total).
-
-    Raises:
-        DraftgaugeError: if the folder holds another study, nothing could be finished, or an argument is invalid.
-        MissingLibraryError: if Ray is asked for and not installed.
     """
     workers = workers or WorkersSpec()
     check_executor(workers.executor)
@@ -133,11 +129,6 @@ def run_study(
 
 
 def study_so_far(study: Study, folder: Path) -> StudyOutcome:
-    """What is finished of a study that was stopped or is still running; nothing is trained, and nothing written.
-
-    Raises:
-        DraftgaugeError: if no cell is finished, or the folder holds another study.
-    """
     work = _Work(study, Path(os.path.realpath(folder)))
     found = work.outcome({})
     if found.left == len(work.cells()):
@@ -175,7 +166,6 @@ class _Work:
         return make_cells(self.study, self.shapes, self.fingerprint, self.folder, settings)
 
     def outcome(self, failures: dict[str, str]) -> StudyOutcome:
-        """Rows of finished cells and of the tuning."""
         cells = self.cells()
         results = [result for cell in cells if (result := read_result(cell)) is not None]
         return StudyOutcome([*study_rows(results), *tuned_rows(self.tuned())], failures, len(cells) - len(results))

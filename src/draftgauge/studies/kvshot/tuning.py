@@ -63,7 +63,6 @@ class Tuned:
         return self.trials[int(np.argmin(self.losses))]
 
     def rows(self, labels: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """``trial, learning_rate, warmup, gate_start, validation_kl, chosen``; the KL is None where it diverged."""
         return [
             {**labels, "trial": number, **asdict(trial), "validation_kl": _finite(loss), "chosen": trial == self.chosen}
             for number, (trial, loss) in enumerate(zip(self.trials, self.losses, strict=True))
@@ -78,9 +77,6 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
         warmup: of the first trials.
         gated: whether the design has a gate.
         measure: validation loss of a trial, infinite or NaN where it diverged; called once for each.
-
-    Raises:
-        DivergenceError: if the trials of all learning rates diverge.
     """
     trials: list[Trial] = []
     losses: list[float] = []
@@ -105,7 +101,6 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
 
 
 def distinct(variants: Sequence[Variant]) -> list[Variant]:
-    """The rows that are tuned themselves."""
     return list(dict.fromkeys(variant.tuned_as for variant in variants))
 
 
@@ -120,7 +115,6 @@ def save_tuned(path: Path, tuned: Tuned, identity: Mapping[str, Any]) -> None:
 
 
 def read_tuned(path: Path, identity: Mapping[str, Any]) -> Tuned | None:
-    """What was found before, None where nothing was; raises ``DraftgaugeError`` for other settings."""
     content = read_kept(path, identity)
     if content is None:
         return None

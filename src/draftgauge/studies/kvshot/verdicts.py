@@ -162,7 +162,6 @@ def common_seeds(runs: Runs, one: Variant, other: Variant) -> list[int]:
 
 
 def compare(measure: Callable[[Run], Floats], runs: Runs, better: Variant, worse: Variant) -> EffectTest:
-    """The measure of one drafter less that of the other, on the seeds that both have, two at least."""
     seeds = common_seeds(runs, better, worse)
     one, other = (np.stack([measure(runs[side][seed]) for seed in seeds]) for side in (better, worse))
     return crossed_effects(one - other)

@@ -68,12 +68,7 @@ class Row:
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
-    """Read a CSV file with a heading; columns beyond those asked for are left alone.
-
-    Raises:
-        DraftgaugeError: if the file cannot be read, lacks a column or any row, or a row has another number of cells
-            than the heading.
-    """
+    """Read a CSV file with a heading; columns beyond those asked for are left alone."""
     rows: list[Row] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -120,11 +115,6 @@ def read_records(steps: Path, experiments: Path | None = None) -> Records:
     Args:
         steps: ``phase2_step_results.csv`` of the paper's author, or a file with its columns.
         experiments: ``phase2_experiment_results.csv``: prompts, wall-clock times and speeds of the runs.
-
-    Raises:
-        DraftgaugeError: naming the file and the line, if a column is missing, a compression, task or draft length is
-            not one of the study's, a figure is impossible, or the two tables do not belong together; or if the grid of
-            runs is not complete.
     """
     runs = _recover_runs([_checked(row) for row in read_table(steps, STEP_COLUMNS)])
     drafted = [length for run in runs for length in _draft_lengths(run)]

@@ -46,7 +46,6 @@ def speed_rows(records: Records, timings: Timings) -> Rows:
 
 
 def in_percent(label: str, gain: Comparison) -> dict[str, float]:
-    """``LABEL_percent`` with ``LABEL_low`` and ``LABEL_high``."""
     return {
         f"{label}_percent": 100 * gain.estimate,
         f"{label}_low": 100 * gain.low,
@@ -55,7 +54,6 @@ def in_percent(label: str, gain: Comparison) -> dict[str, float]:
 
 
 def best_gamma(records: Records, timings: Timings, compression: int) -> int:
-    """The gamma with the most tokens/s of a compression, mean over prompts."""
     return max(GAMMAS, key=lambda gamma: speed_by_prompt(records, timings, compression, gamma).mean())
 
 
@@ -69,7 +67,6 @@ def speed_by_prompt(records: Records, timings: Timings, compression: int, gamma:
 
 
 def speed_gain(records: Records, timings: Timings, compression: int, base: int) -> Comparison:
-    """Gain in tokens/s of always 8 over another gamma, paired by prompt."""
     long, short = (speed_by_prompt(records, timings, compression, gamma) for gamma in (LONGEST, base))
     ones = np.ones(len(long))
     return paired_gain(long, ones, short, ones)

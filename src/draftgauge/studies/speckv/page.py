@@ -86,8 +86,6 @@ COLUMNS: dict[str, Columns] = {
 
 
 def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Path:
-    """Write the report of :func:`draftgauge.studies.speckv.study.run_study`'s rows to an HTML file whose folder exists;
-    ``command`` is shown on it, the running one if None."""
     atomic_write_text(out, render_speckv(rows, command))
     return out
 

@@ -44,7 +44,6 @@ class Steps:
 
     @property
     def tokens(self) -> Ints:
-        """Committed tokens: the accepted ones and the target's own."""
         return self.accepted + 1
 
 
@@ -80,7 +79,6 @@ class Records:
 
     @property
     def prompts(self) -> int:
-        """Number of prompts."""
         return int(self.runs.prompt.max()) + 1
 
     @property
@@ -96,6 +94,5 @@ class Records:
 
 
 def of_compression(compression: Ints) -> list[tuple[str, Mask]]:
-    """A mask for each compression, and for all together."""
     masks = [(name, compression == c) for c, name in enumerate(COMPRESSIONS)]
     return [*masks, (ALL, np.ones(len(compression), np.bool_))]

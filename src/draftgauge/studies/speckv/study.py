@@ -20,10 +20,6 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
     Findings: ``tokens_per_step``, ``tokens_per_second`` and ``always_8`` (measured), ``gain_split``, ``held_out``,
     ``predicted_and_measured``, ``outcomes``, ``cost``. Those
     that speak of seconds need the table of experiments. Intervals (``low``, ``high``) are 95% over prompts.
-
-    Args:
-        records: from :func:`draftgauge.studies.speckv.importer.read_records`.
-        advance: told (what, done, total).
     """
     parts = len(predictors.CANDIDATES) + 2
     paper = reproduce_paper(records)
@@ -49,7 +45,6 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
 
 
 def improvement(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The published headline, recomputed."""
     row = next(row for row in rows if row["table"] == "improvement")
     p = "p < 0.001" if row["p_value"] < 0.001 else f"p = {row['p_value']:.3f}"
     return f"+{row['percent']:.1f}%, {p} ({row['resamples']:,} paired resamples of steps)"

@@ -79,10 +79,6 @@ def make_answers(
 ) -> Answers:
     """Have the target answer the prompts, greedily, and keep the answers in a file; what an interrupted call left is
     kept.
-
-    Raises:
-        DraftgaugeError: if the file, or what an interrupted call left of it, belongs to another target or other
-            prompts.
     """
     partial = path.with_name(path.name + PARTIAL)
     require_writable_file(path)
@@ -108,11 +104,7 @@ def make_answers(
 
 
 def read_answers(path: Path) -> Answers:
-    """Read a file of answers.
-
-    Raises:
-        DraftgaugeError: if it cannot be read or is no such file.
-    """
+    """Read a file of answers."""
     remedy = "remove it, or name another"
     rows = [row for _, row in read_json_lines(path, "file of answers", remedy)]
     description = rows[0] if rows and isinstance(rows[0], dict) else {}

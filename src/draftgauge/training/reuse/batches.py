@@ -72,9 +72,6 @@ class Batch:
 def usable(conversations: Sequence[Conversation], length: int, depths: int) -> list[Conversation]:
     """Conversations cut to ``length`` tokens; those are left out whose prompt is shorter than two tokens or leaves no
     answer to train on.
-
-    Raises:
-        DraftgaugeError: if none is left.
     """
     cut = (Conversation(c.tokens[:length], c.prompt) for c in conversations)
     kept = [c for c in cut if c.prompt >= 2 and len(c.tokens) > c.prompt]
@@ -102,19 +99,16 @@ def collate(conversations: Sequence[Conversation], index: Sequence[int], depths:
 
 
 def draw_anchors(conversation: Conversation, most: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Anchors of a conversation to train from, ascending and without replacement: all where there are no more."""
     every = np.arange(conversation.prompt - 2, len(conversation.tokens) - 2)
     return every if most is None or len(every) <= most else np.sort(rng.choice(every, most, replace=False))
 
 
 def with_anchors(batch: Batch, drawn: Sequence[NDArray[np.int64]]) -> Batch:
-    """A batch that is trained from some anchors of each of its conversations."""
     rows = [torch.from_numpy(each) for each in drawn]
     return replace(batch, drawn=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1))
 
 
 def trained_positions(anchors: Sequence[NDArray[np.int64]], conversations: Sequence[Conversation], depth: int) -> int:
-    """How many of the anchors of conversations have a label at a depth."""
     return sum(int((a + 2 + depth < len(c.tokens)).sum()) for a, c in zip(anchors, conversations, strict=True))
 
 

@@ -32,12 +32,7 @@ Messages = str | Sequence[dict[str, str]]
 
 
 def source_of(request: TrainingSpec) -> str:
-    """Where the prompts come from, in words that tell two sources apart.
-
-    Raises:
-        DraftgaugeError: if the target is not the bundled one and no prompt file is given.
-        PromptError: if the prompt file cannot be read.
-    """
+    """Where the prompts come from, in words that tell two sources apart."""
     if request.prompts is not None:
         count = "all" if request.questions is None else f"first {request.questions}"
         everything = read_prompts(request.prompts)
@@ -65,11 +60,7 @@ def question_count(request: TrainingSpec) -> int:
 
 
 def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
-    """Token ids of the prompts, those left out that are longer than ``longest``.
-
-    Raises:
-        PromptError: if there is no room for a prompt, none is short enough, or one cannot be encoded.
-    """
+    """Token ids of the prompts, those left out that are longer than ``longest``."""
     if longest < 1:
         raise PromptError(
             f"new_tokens {request.new_tokens} leave no room for a prompt in what the target takes: lower it"
@@ -132,11 +123,7 @@ def load_target(request: TrainingSpec) -> CachedModel:
 
 
 def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Answers | None:
-    """The answers in a file, if it is there.
-
-    Raises:
-        DraftgaugeError: if they are of another target, other prompts, of another length or compression than asked for.
-    """
+    """The answers in a file, if it is there."""
     if not path.exists():
         return None
     answers = read_answers(path)
@@ -147,11 +134,7 @@ def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Ans
 
 
 def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress: Progress = silent) -> Answers:
-    """Read the answers of a request, or have the target give them. Of several processes at once, one makes them.
-
-    Raises:
-        DraftgaugeError: as :func:`existing_answers` and :func:`prompt_tokens`.
-    """
+    """Read the answers of a request, or have the target give them. Of several processes at once, one makes them."""
     fingerprint = target_fingerprint(target.module)
     require_writable_file(path)
     with alone(path):

@@ -104,9 +104,6 @@ def estimate(request: TrainingSpec, out: Path | None = None) -> Estimate:
     """Estimate a run; nothing is written. Of the target only ``config.json`` must be there.
 
     With ``out``, the folder of the run, everything is checked that a run checks first.
-
-    Raises:
-        DraftgaugeError: if the run could not be started, or its features do not fit the disk.
     """
     identity = known_fingerprint(request)
     job = None if out is None else check(request, out, identity)
@@ -127,7 +124,7 @@ def estimate_for(
     target = on_meta(config, request.trust_remote_code)
     sizes = _sizes(request, min(request.length, drafter.context), answers)
     trained = count_parameters(drafter)
-    frozen = drafter.hidden_size * drafter.logits if request.head_is_frozen else 0
+    frozen = drafter.hidden_size * drafter.logits if request.block else 0
     body = sum(p.numel() for p in target.parameters()) - _embedding(target)
     memory = _memory(request, drafter, target, trained, device, sizes)
     dtype = autocast_dtype(device) if request.precision != "fp32" else None
@@ -172,7 +169,7 @@ def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target
     head, teacher = drafter.hidden_size * drafter.logits, drafter.hidden_size * drafter.vocabulary
     body = target - teacher if request.cache is None else 0
     read = 2.0 * (body * sizes.tokens + teacher * sizes.anchors)
-    of_head = (4.0 if request.head_is_frozen else 6.0) * head * sizes.anchors
+    of_head = (4.0 if request.block else 6.0) * head * sizes.anchors
     return read + request.depths * (6.0 * (trained - head) * sizes.rows + of_head)
 
 
@@ -253,13 +250,11 @@ def _memory(
 
 
 def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> int:
-    """Bytes of what the optimisers keep: AdamW two moments of a parameter, Muon (of the layers) one."""
     head = drafter.hidden_size * drafter.logits
     of_blocks = 1 if request.optimizer == MUON else 2
-    return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.head_is_frozen else 2 * head))
+    return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.block else 2 * head))
 
 
 def _embedding(target: PreTrainedModel) -> int:
-    """Parameters of the target that multiply nothing: its token embeddings, unless its head shares them."""
     embedding, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
     return 0 if embedding is head else int(embedding.numel())

@@ -111,9 +111,6 @@ def cache_identity(
 def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The manifest of a cache that agrees with what is wanted, as far as that is known; None where there is no cache
     yet.
-
-    Raises:
-        DraftgaugeError: if the folder holds something else.
     """
     path = folder / MANIFEST
     if not path.exists():

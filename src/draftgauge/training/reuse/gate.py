@@ -14,7 +14,6 @@ OPEN = 0.5
 
 
 def gates_of(net: nn.Module) -> list[nn.Linear]:
-    """The gates of a drafter, layer by layer; empty for every design but the gated one."""
     return [module.gate for module in net.modules() if isinstance(module, GatedDelta)]
 
 

@@ -69,11 +69,7 @@ def target_config(request: TrainingSpec) -> PreTrainedConfig:
 
 
 def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_fingerprint: str = "") -> ReuseConfig:
-    """What the drafter is made of.
-
-    Raises:
-        ModelError: for a design, layer, injection or family that cannot be.
-    """
+    """What the drafter is made of."""
     return reuse_config(
         config,
         request.reuse,
@@ -105,16 +101,7 @@ def known_fingerprint(request: TrainingSpec) -> str | None:
 
 
 def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
-    """Check a request and the folders that it names; nothing is written.
-
-    Args:
-        request: what is asked for.
-        out: folder of the run.
-        identity: fingerprint of the target. Without it, what depends on it is not checked.
-
-    Raises:
-        DraftgaugeError: for whatever would stop the run later.
-    """
+    """Check a request and the folders that it names; nothing is written."""
     check_compression(request.compression)
     config = target_config(request)
     drafter = drafter_config(request, config, identity or "")
@@ -141,7 +128,7 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
 
 
 def _cached_layers(config: PreTrainedConfig, request: TrainingSpec) -> TapPlan:
-    """What a cache holds: layers of every design, or hidden states alone where no layer has keys of the whole text."""
+    """Layers of every design, or hidden states alone where no layer has keys of the whole text."""
     try:
         return tap_plan(config, True, True, request.taps)
     except ModelError:
@@ -149,11 +136,7 @@ def _cached_layers(config: PreTrainedConfig, request: TrainingSpec) -> TapPlan:
 
 
 def check_world(request: TrainingSpec) -> World:
-    """The processes that train together, checked against the devices of this machine and the batch of a request.
-
-    Raises:
-        DraftgaugeError: if there are fewer devices, or the batch cannot be split among them.
-    """
+    """The processes that train together, checked against the devices of this machine and the batch of a request."""
     world = world_here()
     check_devices(request.device, world.local_size)
     size = world.size
@@ -167,11 +150,7 @@ def check_world(request: TrainingSpec) -> World:
 
 
 def check_out(out: Path, request: TrainingSpec, identity: str | None) -> None:
-    """Check that a folder is new or holds the run that is asked for.
-
-    Raises:
-        DraftgaugeError: naming the settings that differ.
-    """
+    """Check that a folder is new or holds the run that is asked for."""
     path = out / RUN_NAME
     if not path.exists():
         foreign = [child.name for child in out.iterdir() if not child.name.startswith(".")] if out.is_dir() else []

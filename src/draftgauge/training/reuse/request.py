@@ -62,9 +62,6 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     """How to train one drafter.
 
     Order of data, loss and optimiser follow from it alone, whatever the design.
-
-    Raises:
-        DraftgaugeError: for a value out of its range.
     """
 
     recipe: str = option(
@@ -127,9 +124,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     norm_before_fc: bool = True
     norm_before_residual: bool = True
     norm_output: bool = True
-    target_norm: bool = True  # the norm before the head starts from the target's final norm, else at one
     attention_start: str = TARGET  # see training.reuse.start
-    freeze_head: bool = False  # the head stays the target's, as in speculators; block-wise drafters always do so
     loss: str = SOFT  # see training.reuse.loss
     markov_rank: int = 0  # of a block-wise drafter, as the next
     confidence_head: bool = False
@@ -185,10 +180,6 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     def block(self) -> int:
         """Tokens of a block; 0 for drafters that go token by token."""
         return self.depths if self.recipe == BLOCK else 0
-
-    @property
-    def head_is_frozen(self) -> bool:
-        return self.freeze_head or self.recipe == BLOCK
 
     def rate(self, step: int, hidden_size: int) -> float:
         """The learning rate of a step, counted from 0."""

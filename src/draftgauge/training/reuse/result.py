@@ -41,16 +41,12 @@ class TrainResult:
     peak_memory_gib: float
 
     def to_json(self) -> dict[str, Any]:
-        """Ready for JSON, the folder left out: folders move."""
         return {key: value for key, value in asdict(self).items() if key != "folder"}
 
 
 def finished(folder: Path) -> TrainResult | None:
     """The result of a run that was brought to its end; None for any other, and where the drafter must be written again
     from the last checkpoint because its weights are gone or damaged.
-
-    Raises:
-        ModelError: if they are, and there is no checkpoint.
     """
     if not is_drafter(folder):
         return None

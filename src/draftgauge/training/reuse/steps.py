@@ -157,7 +157,6 @@ class Training:
             interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.gates.row()
 
     def _scale_own_keys(self, factor: float) -> None:
-        """Scale the gradients of the keys and values of the drafter's own chain, as KVShot does without success."""
         for name, parts in self.statistics.groups.items():
             for parameter, rows in parts if name.endswith(OWN_KEYS) else ():
                 if parameter.grad is not None:
@@ -174,7 +173,6 @@ class Training:
         return [with_anchors(batch, [self._anchors(step, index) for index in batch.index]) for batch in batches]
 
     def _anchors(self, step: int, index: int) -> NDArray[np.int64]:
-        """The anchors of a conversation that a step trains from, whichever process and part it falls to."""
         rng = generator(self.job.request.seed, "anchors", step, int(index))
         return draw_anchors(self.conversations[index], self.job.request.anchors, rng)
 

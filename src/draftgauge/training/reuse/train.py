@@ -24,7 +24,7 @@ from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
 from draftgauge.training.reuse.gate import gates_of
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
-from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.request import BLOCK, TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.start import start_attention
 from draftgauge.training.reuse.steps import Report, Training, autocast
@@ -42,9 +42,6 @@ def train_drafter(
     The same call goes on where an interrupted one stopped; a finished run is not repeated. Under torchrun every process
     makes this call, with a folder that all of them see; the first one writes and reports. ``report`` is told the
     figures of every ``log_every`` steps.
-
-    Raises:
-        DraftgaugeError: for whatever cannot be, before any work; see :func:`~draftgauge.training.reuse.prepare.check`.
     """
     job = check(request, out, known_fingerprint(request))
     before = finished(out)
@@ -97,8 +94,7 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
     if request.draft_vocabulary:
         tokens = frequent_tokens(token_counts(answers, job.config.vocabulary), request.draft_vocabulary)
     net = new_net(job.config, target.module, request.seed, tokens)
-    if request.target_norm:
-        start_norm(net, target.module)
+    start_norm(net, target.module)
     texts = [torch.from_numpy(each.tokens.astype(np.int64)) for each in conversations]
     start_attention(net, target.module, request.attention_start, texts)
     with torch.no_grad():
@@ -106,7 +102,7 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
             gate.bias.fill_(request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target, torch.float32))
-    if request.head_is_frozen:
+    if request.recipe == BLOCK:  # the head stays the target's
         net.head.requires_grad_(False)
     return net
 
@@ -128,7 +124,6 @@ def _features(
 
 
 def fill_cache(request: TrainingSpec, out: Path, target: CachedModel, answers: Answers, progress: Progress) -> None:
-    """Make the cache of features that a request names, if any, without training: runs that share it find it whole."""
     if request.cache is not None:
         job = check(request, out, target_fingerprint(target.module))
         _features(job, target, answers, usable(answers.conversations, job.length, request.depths), progress)
