@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftgauge.drafters.reuse.blocks import GatedDelta, Injection
 from draftgauge.drafters.reuse.config import reuse_config
-from draftgauge.drafters.reuse.joint import FusedCausal, plain_attention
+from draftgauge.drafters.reuse.joint import FusedCausal, joint_attention, plain_attention
 from draftgauge.drafters.reuse.rotary import RotaryTables, rotate, unrotate, window
 from draftgauge.models.taps import TapPlan, batch_features
 from tiny import tiny_model, tokens
@@ -52,6 +53,16 @@ def test_one_softmax_over_shared_and_own_keys(attention, depths: int) -> None:
     gradients = [torch.autograd.grad((output * weights).sum(), tensors) for output in (found, expected)]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
+
+
+def test_a_gpus_kernels_get_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are injected as they are, are float32 under autocast, and the backward kernel is cast nothing."""
+    given: list[torch.dtype] = []
+    monkeypatch.setattr(FusedCausal, "apply", lambda *tensors: given.extend(t.dtype for t in tensors) or tensors[0])
+    with FakeTensorMode():
+        half, wide = (torch.empty(1, KEY_HEADS, ROWS, DIM, dtype=d, device="cuda") for d in (torch.bfloat16, None))
+        joint_attention(half.repeat_interleave(2, 1), (wide, wide), [(half, half)], causal=True)
+    assert given == [torch.bfloat16] * 5
 
 
 @pytest.mark.parametrize("rope", [None, YARN])
@@ -104,3 +115,19 @@ def test_the_gated_delta_is_the_papers() -> None:
     g = torch.sigmoid(torch.cat((n, o, d), -1) @ join.gate.weight.T + join.gate.bias)
     torch.testing.assert_close(join(n, o), n + g * (d @ join.delta.weight.T))
     torch.testing.assert_close(join.openness(n, o), g)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: the flash kernels of CUDA are other ones than the CPU's"
+)
+@pytest.mark.parametrize("depths", [0, 3])
+def test_the_kernels_of_a_gpu(depths: int) -> None:
+    exact = inputs(depths)
+    halves = [tensor.detach().to("cuda", torch.bfloat16).requires_grad_() for tensor in exact]
+    weights = random(99, BATCH, HEADS, ROWS, DIM).detach()
+    found, expected = FusedCausal.apply(*halves), masked(*exact)
+    torch.testing.assert_close(found.cpu().double(), expected, atol=0.03, rtol=0.03)
+    ours = torch.autograd.grad((found * weights.to(found)).sum(), halves)
+    theirs = torch.autograd.grad((expected * weights).sum(), exact)
+    for half, whole in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(half.cpu().double(), whole, atol=0.06, rtol=0.06)

@@ -14,7 +14,6 @@ from transformers import DynamicCache, PreTrainedModel
 from draftgauge.core.errors import ModelError
 from draftgauge.models import hidden, lean
 from draftgauge.models.loading import wrap
-from draftgauge.models.tap_rules import specforge_taps
 from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
 from draftgauge.models.transformers_calls import cache_argument
 from markov import MarkovModel
@@ -160,20 +159,6 @@ def test_default_layers_are_low_middle_and_high() -> None:
         (1, 3, 5),
         (2, 3, 4),
     ]
-
-
-def test_layers_of_specforge_are_those_below() -> None:
-    assert specforge_taps(36) == (1, 17, 32)
-    assert specforge_taps(8) == (1, 3, 4)
-    for count in range(7, 80):
-        assert [layer + 1 for layer in specforge_taps(count)] == list(default_taps(count))
-    with pytest.raises(ModelError, match="7 layers or more, not 6"):
-        specforge_taps(6)
-    config = tiny_model(num_hidden_layers=8).config
-    assert tap_plan(config, hidden=True, kv=True, layers="specforge") == TapPlan((1, 3, 4), (1, 3, 4))
-    assert tap_plan(config, hidden=True, kv=False, layers="eagle3") == tap_plan(config, hidden=True, kv=False)
-    alternating = tiny_model("gemma2", num_hidden_layers=8).config  # every other layer looks at a window
-    assert tap_plan(alternating, hidden=False, kv=True, layers="specforge").kv_layers == (1, 3, 5)
 
 
 def test_keys_come_from_full_attention_layers_unless_told_otherwise() -> None:

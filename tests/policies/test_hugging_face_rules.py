@@ -82,14 +82,6 @@ def test_adaptive_threshold_follows_transformers_exactly(seed: int, steps: int) 
         assert not policy.keep_drafting(Signal(1, np.nextafter(threshold, 0.0), 0.0, 0.0))
 
 
-def test_heuristic_counts_as_transformers_where_a_drafted_end_token_ends_the_output() -> None:
-    # All 3 drafted tokens were accepted and the last of them is the end token, so that 3 were committed, not 4.
-    policy, generator = make_policy("hf-heuristic:start=3", GAMMA_MAX), transformers_generator("heuristic", tokens=3)
-    generator.update_candidate_strategy(None, [range(4)], 2)
-    policy.observe(Step(drafted=3, accepted=3, committed=3))
-    assert policy.limit() == generator.num_assistant_tokens == 2
-
-
 @pytest.mark.parametrize(("persistent", "after_reset"), [("true", 5), ("false", 3)])
 def test_heuristic_length_carries_over_to_the_next_prompt_unless_transient(persistent: str, after_reset: int) -> None:
     policy = make_policy(f"hf-heuristic:start=3,persistent={persistent}", GAMMA_MAX)

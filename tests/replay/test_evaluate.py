@@ -158,13 +158,6 @@ def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> N
             assert found["low"] <= found["rate"] <= found["high"]
 
 
-def test_a_depth_never_reached_has_no_rate(trace: Trace) -> None:
-    hopeless = replace(trace, accepted=np.zeros_like(trace.accepted))
-    rows = {row["depth"]: row for row in acceptance_by_depth(hopeless) if row["task"] == "all"}
-    assert rows[1]["rate"] == 0.0
-    assert (rows[2]["rate"], rows[2]["low"], rows[2]["high"], rows[2]["positions"]) == (None, None, None, 0)
-
-
 def test_rows_name_their_sources_and_both_bounds(linear_costs: MakeCosts) -> None:
     trace = repeating_trace(5, prompts=12, length=60, gamma_max=GAMMA_MAX, vocabulary=5)
     costs = linear_costs(GAMMA_MAX)

@@ -108,7 +108,3 @@ def test_one_seed_is_refused(tmp_path: Path) -> None:
 def test_unknown_preset() -> None:
     with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, block, full"):
         make_study("huge", TrainingSpec())
-
-
-def test_own_held_out_prompts(tmp_path: Path) -> None:
-    assert make_study("smoke", TrainingSpec(), tmp_path / "own.jsonl").evaluation.prompts == str(tmp_path / "own.jsonl")

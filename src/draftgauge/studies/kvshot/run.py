@@ -24,7 +24,6 @@ from draftgauge.studies.kvshot.cells import (
     DRAFTER_FOLDER,
     EQUAL_PARAMETERS,
     ERROR_NAME,
-    NORMS,
     TEXTS_NAME,
     VALIDATION_NAME,
     Cell,
@@ -183,7 +182,7 @@ def choose_configs(study: Study, target_config: Any) -> Mapping[Variant, ReuseCo
             "taps": request.taps,
             "draft_vocabulary": request.draft_vocabulary,
             "block": request.block,
-        } | {name: getattr(request, name) for name in NORMS}
+        }
     matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
     configs = dict(zip(matched, matched_widths(target_config, [shapes[one] for one in matched]), strict=True))
     return {one: configs[one] if one in configs else reuse_config(target_config, **shapes[one]) for one in shapes}
