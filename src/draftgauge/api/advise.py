@@ -168,7 +168,7 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
 
 
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
-    """The words of ``draftgauge generate`` for decoding as a run was recorded, beside the models."""
+    """Options of ``draftgauge generate``, without the models, to decode as a run was recorded."""
     words: list[str] = []
     if manifest.target.compression in LOADED:  # else the checkpoint itself was quantised
         words += ["--compression", manifest.target.compression]
@@ -185,7 +185,7 @@ def recorded_with(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> bool:
-    """Refuse a drafter that the engine cannot run; whether it runs exported, as an EAGLE-3 checkpoint."""
+    """Whether the drafter runs there as an exported EAGLE-3 checkpoint; refuses one that the engine cannot run."""
     if not engine.drafters or manifest.drafter in engine.drafters:
         return False
     if manifest.drafter == REUSE and EAGLE3 in engine.drafters and manifest.draft is not None:
@@ -202,7 +202,7 @@ def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> bool:
 
 
 def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
-    """Refuse to price an engine by a loop that is not its own."""
+    """Refuse costs that were measured in another engine's decoding loop."""
     if not engine.loop:
         file = f"{engine.name}-costs.json"
         again = shlex.join(["draftgauge", "advise", str(run), "--engine", engine.name, "--costs", file])
@@ -285,7 +285,7 @@ def _rows(
 
 
 def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
-    """What a running server commits a step, beside what the trace expects at its length."""
+    """Tokens per step of a running server, beside what the trace predicts at its draft length."""
     if counts is None:
         return {}
     length = round(counts.length)
@@ -304,7 +304,7 @@ def _advise(
     lengths: dict[int, int],
     deployment: Deployment,
 ) -> None:
-    """The verdict and the engine's flags into the row of the advised setting, the engine's settings into a file."""
+    """Add the verdict and the engine's flags to the advised row, and write the engine's settings to a file."""
     best |= {"advised": True, "verdict": str(verdict), "known": not verdict.unknown}
     best |= {"best_length": lengths[min(lengths)], "by_batch": json.dumps(lengths) if len(lengths) > 1 else None}
     best |= {"flags": engine.flags(best["setting"], deployment), "length_only": deployment.drafter is None}

@@ -46,7 +46,7 @@ class ArmRun:
 class Arm:
     """One way of decoding, with all its runs by prompt and round.
 
-    An ``outside`` one is another library's: where it fails, its error is kept in ``failed`` and the others go on.
+    An ``outside`` arm is another library's: if it fails, its error is kept in ``failed`` and the others continue.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Arm:
     failed: str = ""
 
     def run(self, prompt: list[int]) -> list[ArmRun]:
-        """One run; none of an outside arm that fails now or has failed before."""
+        """One run; empty if an outside arm fails or has failed before."""
         if self.failed:
             return []
         try:
@@ -69,7 +69,7 @@ class Arm:
 
 
 def own_arm(pair: Pair, settings: DecodingSettings, name: str = PLAIN, policy: Policy | None = None) -> Arm:
-    """Decoding with the pair's engine: plainly, which every output and speed is compared with, or under a policy."""
+    """Decode with the pair's engine under a policy, or plainly: the baseline of every comparison."""
     drafter = None if policy is None else pair.drafter()
 
     def decode(prompt: list[int]) -> ArmRun:

@@ -63,7 +63,7 @@ MEASURED = ("cost_seconds", "measure")  # by the run, unless another drafter is 
 
 @dataclass(frozen=True)
 class _Compared:
-    """What decodes beside plain decoding: policies by name and the user's own, and which of them gains are over."""
+    """What to compare: named policies, the user's own ones, and the arm that gains are stated over."""
 
     named: tuple[NamedPolicy, ...]
     objects: Mapping[str, Policy]
@@ -119,7 +119,7 @@ def bench(
 
 
 def _check_given(request: BenchRequest, folder: Path) -> None:
-    """Refuse what a recorded run settles itself."""
+    """Refuse options that the recorded run already determines."""
     given = given_settings(request)
     names = SETTLED if request.pair.drafter is not None else (*SETTLED, *MEASURED)
     if settled := [entry.option for entry in settings_of(BenchRequest) if entry.name in names and entry.name in given]:
@@ -149,7 +149,7 @@ def _bench_run(
     over: Reference | None,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Rows of one recorded run: its manifest settles the pair, the prompts and the lengths."""
+    """Rows of one recorded run: its manifest determines the pair, the prompts and the lengths."""
     if manifest.temperature > 0:
         raise DraftgaugeError(
             f"{run} holds a trace of sampled decoding (temperature {manifest.temperature:g}), and bench decodes "

@@ -77,8 +77,9 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
 def record_runs(
     request: ProfileRequest, progress: Progress, on_warning: Warn, answers: Mapping[int, Answer] | None = None
 ) -> list[Path]:
-    """Record what a checked request asks for; its runs. With ``answers``, the target's outputs by prompt index as they
-    are known, none is decoded.
+    """Record a checked request; returns its run folders.
+
+    ``answers`` are known outputs of the target by prompt index, which are then not decoded.
     """
     names, limit = request.pair.compression, request.output.max_new_tokens
     folders = run_folders(request.out, names)
@@ -149,7 +150,7 @@ def _check_recordable(request: ProfileRequest) -> None:
 
 
 def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
-    """Refuse at once a compression whose turn comes later, and that bitsandbytes cannot give the target."""
+    """Fail early if bitsandbytes cannot quantise the target at a compression that is recorded later."""
     trusted = request.pair.loading.trust_remote_code
     later = [name for name in request.pair.compression if name in QUANTISED and name != pair.compression]
     if later and pair.target.module is not None:  # a GGUF file has none

@@ -117,9 +117,9 @@ def record_missing(
     progress: Progress,
     answers: Mapping[int, Answer] | None = None,
 ) -> bool:
-    """Record the prompts that are missing, inside the writer's context; whether there were any.
+    """Record missing prompts inside the writer's context; returns whether there were any.
 
-    With ``answers``, the target's outputs by prompt index as they are known, none is decoded.
+    ``answers`` are known outputs of the target by prompt index, which are then not decoded.
     """
     sampling, limit = _sampling(request), request.output.max_new_tokens
     plan = RecordingPlan(DecodingSettings(limit, sampling, pair.end_tokens), request.drafts.gamma_max)

@@ -165,7 +165,7 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
 
 @contextmanager
 def _head_sees(module: PreTrainedModel, where: Tensor | None) -> Iterator[None]:
-    """While it lasts, the head takes in the states of these positions only."""
+    """Context in which the head sees the states of these positions only."""
     if where is None:
         yield
         return

@@ -43,7 +43,7 @@ class World:
         return self.rank == 0
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Put the sum over all processes in place of tensors of one device, in one all-reduce."""
+        """Replace tensors of one device by their sums over all processes, in one all-reduce."""
         if self.size == 1 or not tensors:
             return
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
@@ -84,7 +84,7 @@ def world_here() -> World:
 
 @contextmanager
 def joined(world: World, device: torch.device) -> Iterator[None]:
-    """While it lasts, the processes of a world can add up and wait: through NCCL on GPUs, through gloo on CPUs."""
+    """Context in which the processes of a world can all-reduce and synchronise: NCCL on GPUs, gloo on CPUs."""
     if world.size == 1:
         yield
         return

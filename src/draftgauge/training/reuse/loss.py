@@ -48,7 +48,7 @@ class Teacher:
 
 @torch.no_grad()
 def teach(logits: Tensor, batch: Batch, t2d: Tensor | None = None, d2t: Tensor | None = None) -> Teacher:
-    """What the target says where the batch trains.
+    """The target's predictions at the positions that the batch trains.
 
     Args:
         logits: of the target where the batch is taught, ``[n, vocabulary]``.

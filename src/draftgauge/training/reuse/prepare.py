@@ -69,7 +69,7 @@ def target_config(request: TrainingSpec) -> PreTrainedConfig:
 
 
 def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_fingerprint: str = "") -> ReuseConfig:
-    """What the drafter is made of."""
+    """The drafter's configuration."""
     return reuse_config(
         config,
         request.reuse,
@@ -170,7 +170,7 @@ def check_out(out: Path, request: TrainingSpec, identity: str | None) -> None:
 
 
 def open_run(job: Job) -> None:
-    """Say in the run's folder what it is, before any work."""
+    """Write the run's description into its folder, before any work."""
     require_writable(job.out)
     path = job.out / RUN_NAME
     if not path.exists():
