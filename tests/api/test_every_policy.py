@@ -23,13 +23,13 @@ from draftgauge.api.requests import CostSpec
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
-from draftgauge.policies.registry import POLICIES, expand_policy
+from draftgauge.policies.registry import POLICIES
 from draftgauge.verification import Sampling
 from tiny import save_tiny, tiny_tokenizer
 from written_runs import write_run
 
 GAMMA_MAX = 3
-EVERY = tuple(expand_policy("fixed", GAMMA_MAX)[:1]) + tuple(name for name in POLICIES.names if name != "fixed")
+EVERY = ("fixed:1", *(name for name in POLICIES.names if name != "fixed"))
 QUICK: dict[str, Any] = {"gamma_max": GAMMA_MAX, "cost_seconds": 0}
 
 

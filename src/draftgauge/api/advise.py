@@ -11,14 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.policies import default_policies, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
+from draftgauge.api.policies import (
+    NamedPolicy,
+    default_policies,
+    expanded,
+    fitted_on,
+    read_policies,
+    warn_of_other_pairs,
+    warn_of_seen,
+)
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.models.reference import resolve_source
-from draftgauge.policies.registry import expand_policy, make_policy
+from draftgauge.policies.registry import make_policy
 from draftgauge.replaying.simulate import can_replay, replay_lengths
 from draftgauge.replaying.splits import Design, design_of
 from draftgauge.replaying.verdict import Verdict
@@ -67,7 +75,7 @@ class _Source:
     trace: Trace
     curves: Mapping[int, CostCurve]
     deployment: Deployment
-    own: tuple[str, ...] = ()
+    own: tuple[NamedPolicy, ...] = ()
     policies: bool = False
     drawn: float | None = None
     first: str = ""
@@ -128,7 +136,7 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
     run, manifest = runs[0]
     source = _from_run(request, engine, run, manifest)
-    warn_of_other_pairs(read_policies(source.own), fingerprints_of(manifest), on_warning)
+    warn_of_other_pairs(source.own, fingerprints_of(manifest), on_warning)
     return _rows(request, engine, source, counts, on_warning)
 
 
@@ -145,7 +153,7 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     tokenizer = manifest.tokenizer
     if engine.name not in OWN:  # which do not know the bundled models by name
         target, draft = str(resolve_source(target)), str(resolve_source(draft, "draft"))
-        tokenizer = None if tokenizer is None else str(resolve_source(tokenizer))
+        tokenizer = tokenizer and str(resolve_source(tokenizer))
     deployment = Deployment(
         target=target,
         draft=draft,
@@ -161,7 +169,7 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
         deployment = replace(deployment, drafter=EAGLE3, draft=f"{draft.rstrip('/')}-eagle3", proposer=False)
         first = shlex.join(["draftgauge", "export", draft, "--out", deployment.draft])
     specs = request.policies or default_policies(run)
-    own = tuple(name for spec in specs for name in expand_policy(spec, trace.gamma_max))
+    own = expanded(read_policies(specs), trace.gamma_max)
     in_proposer = drafted_by != BY_ENGINE and not eagle3  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
     return _Source(trace, curves, deployment, own, policies, first=first, command=manifest.command)
@@ -245,19 +253,19 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
 def _rows(
     request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None, on_warning: Warn
 ) -> list[Row]:
-    policies = read_policies(source.own)
-    design = design_of(source.trace, request.judged.split, fitted_on(policies))
+    design = design_of(source.trace, request.judged.split, fitted_on(source.own))
     if request.folder is not None:
-        warn_of_seen(request.folder, design, policies, on_warning)
+        warn_of_seen(request.folder, design, source.own, on_warning)
     longest = min(curve.gamma_max for curve in source.curves.values())
     train = None if design.train is None else narrow(design.train, longest)
     trace = narrow(design.trace, longest)
     design = Design(design.split, trace, train)
-    settings = engine.settings(trace.gamma_max, source.own)
+    named = [policy.spec for policy in source.own]
+    settings = engine.settings(trace.gamma_max, named)
     if not source.policies:
         p_min = engine.p_min and source.deployment.drafter is not None
         settings = [s for s in settings if fixed_length(s) is not None or (p_min and s.startswith(P_MIN))]
-    left_out = [spec for spec in source.own if not spec.startswith(FIXED) and spec not in settings]
+    left_out = [spec for spec in named if not spec.startswith(FIXED) and spec not in settings]
     if request.policies and left_out:
         on_warning(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
     if not request.policies:

@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step
-from draftgauge.policies.registry import POLICIES, describe_policy, expand_policy, make_policy, register_policy
+from draftgauge.policies.registry import POLICIES, describe_policy, make_policy, register_policy
 
 for _module in iter_modules(__path__):  # every file registers its policy
     import_module(f"{__name__}.{_module.name}")
@@ -20,7 +20,6 @@ __all__ = [
     "StatelessPolicy",
     "Step",
     "describe_policy",
-    "expand_policy",
     "make_policy",
     "register_policy",
 ]

@@ -173,8 +173,3 @@ def with_objects(policies: Mapping[str, Policy], objects: Mapping[str, Policy]) 
         if lacking := [part for part in ("reads", *INTERFACE) if not hasattr(policy, part)]:
             raise DraftgaugeError(f"the policy {name!r} lacks {', '.join(lacking)}: see draftgauge.Policy")
     return {**policies, **{name: deepcopy(policy) for name, policy in objects.items()}}
-
-
-def expand_policy(spec: str, gamma_max: int) -> list[str]:
-    """Bare ``fixed`` expanded to every length up to ``gamma_max``; any other spec by its current name."""
-    return [f"fixed:{gamma}" for gamma in range(1, gamma_max + 1)] if spec == "fixed" else [current_name(spec)]
