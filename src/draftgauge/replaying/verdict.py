@@ -137,7 +137,7 @@ def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = T
     """
     aside = [name for name in timed if name.startswith(FIXED) and name != best_fixed and best_fixed in timed]
     candidates = {name: of for name, of in timed.items() if name not in aside}
-    speeds = {name: sum(tokens) / sum(seconds) for name, (tokens, seconds) in candidates.items()}
+    speeds = {name: float(np.sum(tokens) / np.sum(seconds)) for name, (tokens, seconds) in candidates.items()}
     fastest = candidates[max(speeds, key=speeds.__getitem__)]
     level = []
     for name, of in candidates.items():
