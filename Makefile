@@ -19,19 +19,23 @@ PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftgauge needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) $(TORCH)
-	$(BIN)/python -W ignore -c 'import torch' & $(INSTALL) --editable '.[test]'; installed=$$?; wait; exit $$installed
+	$(BIN)/python -W ignore -c 'import torch' & $(INSTALL) --editable '.[quant,report]'; installed=$$?; wait; exit $$installed
 	$(BIN)/python -c 'import draftgauge.api.demo'
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.demo
+	$(INSTALL) --editable '.[test]'
 	touch $@
 
 $(VENV)/.linters: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
-demo: setup
+demo: $(VENV)/.demo
 	$(BIN)/draftgauge demo --out demo --json demo/demo.json
 
 # The whole suite, in several processes; of ARGS (make test ARGS=tests/core/test_seeds.py) one process runs what they name.

@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     )
     from draftgauge.api.train import train
     from draftgauge.core.errors import DraftgaugeError
+    from draftgauge.core.table import Rows
     from draftgauge.integrations.transformers import Speculative, speculative
     from draftgauge.policies.base import Policy, Signal, Step
     from draftgauge.policies.registry import make_policy
+    from draftgauge.reporting import plot
     from draftgauge.traces.costs import CostCurve
     from draftgauge.traces.reader import read_trace
     from draftgauge.traces.trace import Trace
@@ -71,9 +73,11 @@ _MODULES = {
     "api.report": ("report",),
     "api.train": ("train",),
     "core.errors": ("DraftgaugeError",),
+    "core.table": ("Rows",),
     "integrations.transformers": ("Speculative", "speculative"),
     "policies.base": ("Policy", "Signal", "Step"),
     "policies.registry": ("make_policy",),
+    "reporting": ("plot",),
     "traces.costs": ("CostCurve",),
     "traces.reader": ("read_trace",),
     "traces.trace": ("Trace",),
@@ -98,6 +102,7 @@ __all__ = [
     "RankRequest",
     "ReplayRequest",
     "ReportRequest",
+    "Rows",
     "Signal",
     "Speculative",
     "Step",
@@ -116,6 +121,7 @@ __all__ = [
     "generate",
     "load_pair",
     "make_policy",
+    "plot",
     "profile",
     "rank",
     "read_trace",
@@ -139,7 +145,13 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module = next((module for module, names in _MODULES.items() if name in names), "api.requests")
-    return getattr(import_module(f"draftgauge.{module}"), name)
+    try:
+        found = import_module(f"draftgauge.{module}")
+        return import_module(f"draftgauge.{module}.{name}") if name == "plot" else getattr(found, name)
+    except ModuleNotFoundError as error:
+        from draftgauge.core.errors import missing_library
+
+        raise missing_library(error.name) or error from error
 
 
 def __dir__() -> list[str]:

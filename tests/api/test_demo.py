@@ -67,7 +67,7 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         on_text=lambda piece, origin: pieces.append(piece),
         on_rows=lambda name, found: told.append(name),
     )
-    assert told == ["first", "uncompressed", "bf16"]
+    assert told == ["first", "verdict", "uncompressed", "verdict", "bf16"]
     assert "".join(pieces)
     assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")
     assert {row["task"] for row in rows} == {*TASKS, "all"}

@@ -18,7 +18,7 @@ from draftgauge.models.loading import load_model
 from tiny import save_tiny, tokens
 
 needs_bitsandbytes = pytest.mark.skipif(
-    bool(compression.missing_libraries("int8")), reason="bitsandbytes or accelerate is not installed"
+    bool(compression.missing_libraries("int8")), reason="bitsandbytes is not installed"
 )
 
 

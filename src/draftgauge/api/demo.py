@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import OnText, generate
 from draftgauge.api.pair import Pair, load_pair
@@ -15,17 +17,20 @@ from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.replay import replay
 from draftgauge.api.report import REPORT_NAME, write_report
 from draftgauge.api.requests import PLAIN, BenchRequest, DemoRequest, GenerateRequest, PairSpec, ProfileRequest
-from draftgauge.api.runs import Warn, best_gamma_of, warn
+from draftgauge.api.runs import Warn, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
+from draftgauge.models.compression import missing_libraries
 from draftgauge.policies.registry import compared_policies
+from draftgauge.replaying.evaluate import ALL_TASKS
+from draftgauge.replaying.splits import MIN_PROMPTS
 
 FIRST_POLICY = "fixed:4"
-REPORT_SECONDS = 8.0  # for the report, at the end
-RECORD_SHARE = COST_SHARE = 0.3  # of the time of a compression, at most; what they leave goes into the live bench
-LEAST_SHARE = 0.08  # of the whole time: a compression for which less is left is left out
-PER_TASK = 4  # prompts
+REPORT_SECONDS = 10.0  # for the report, at the end
+VERDICT_SECONDS = 45.0  # by then the first compression is to be recorded and replayed
+COST_SECONDS = 6.0  # at most, of each compression
+LIVE_SECONDS = 25.0  # at most, of each compression
 
 OnRows = Callable[[str, Sequence[dict[str, Any]]], None]
 
@@ -41,49 +46,71 @@ def demo(
 ) -> list[dict[str, Any]]:
     """Record, replay and bench a pair within ``seconds`` and write the report.
 
-    ``out`` receives ``runs/<compression>/`` and ``report.html``. The first compression is always shown; others that the
-    time does not reach are left out, and are there when the demo is run again with more.
+    ``out`` receives ``runs/<compression>/`` and ``report.html``. The first compression is always shown, on the prompts
+    that there was time for; a later one only if it is replayed and decoded live on at least as many. What is left out
+    is there when the demo is run again with more time.
 
     Args:
         request: what to show, within which time.
         on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
-        on_rows: told rows as soon as they are measured: ``"first"`` of the first answer, then those of each
-            compression, none of one for which there was no time.
+        on_rows: told rows as soon as they are known, by name: ``"first"`` of the first answer, ``"verdict"`` one row of
+            a replayed compression, and the rows of each compression after its live bench, none of one that is left out.
         on_warning: told what to know about the figures; a Python warning by default.
 
     Returns:
-        Rows of :func:`~draftgauge.api.bench.bench` with ``modelled_gain`` and ``modelled_tokens_per_step`` of replay;
-        the recommended policy's row over all tasks also has ``verdict``.
+        Rows of :func:`~draftgauge.api.bench.bench` with ``modelled_ratio`` (over plain decoding) and
+        ``modelled_tokens_per_step`` of replay; the recommended policy's row over all tasks also has ``verdict``.
     """
-    end = time.monotonic() + request.seconds - REPORT_SECONDS
-    names, runs = request.pair.compression, request.out / "runs"
+    if request.pair.target is None:  # so small that a second thread mostly waits, long where other work has its core
+        torch.set_num_threads(1)
+    begun = time.monotonic()
+    end = begun + request.seconds - REPORT_SECONDS
+    runs = request.out / "runs"
     require_writable(request.out)
+    names = request.pair.compression
     pair = load_pair(request.pair.at(names[0]))
     on_rows("first", [_first_answer(request, pair, on_text)])
     del pair  # two targets may not fit
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
-    for number, name in enumerate(names):
-        begun = time.monotonic()
-        if number > 0 and end - begun < LEAST_SHARE * request.seconds:
+    shown: list[str] = []
+    least, took = (0, 0), 0.0  # of the first compression: prompts replayed and decoded live, and its seconds
+    for name in names:
+        started = time.monotonic()
+        if missing := missing_libraries(name):
+            on_warning(f"{name} needs {' and '.join(missing)}: pip install 'draftgauge[quant]'")
+        if missing or (shown and end - started < took):
             on_rows(name, [])
             continue
-        share = max(end - begun, 1.0) / (len(names) - number)
-        cost_seconds = min(request.costs.cost_seconds, COST_SHARE * share)
+        costs_seconds = min(request.costs.cost_seconds, COST_SECONDS)
+        until = end - LIVE_SECONDS / 2 if shown else min(begun + VERDICT_SECONDS, end)
         run = runs / name
-        profile(
+        profiled = profile(
             ProfileRequest(
                 out=run,
                 pair=request.pair.at(name),
-                prompts=replace(request.prompts, per_task=request.prompts.per_task or PER_TASK),
+                prompts=request.prompts,
                 output=request.output,
                 drafts=request.drafts,
-                seconds=RECORD_SHARE * share,
-                costs=replace(request.costs, cost_seconds=cost_seconds),
+                seconds=max(until - costs_seconds - started, 1.0),
+                costs=replace(request.costs, cost_seconds=costs_seconds),
             ),
             progress=progress,
+            on_warning=on_warning,
         )
-        policies = tuple(dict.fromkeys(["no-draft", f"fixed:{max(best_gamma_of(run), 1)}", *compared_policies()]))
+        recorded = next(row["prompts"] for row in profiled if row["task"] == ALL_TASKS)
+        if recorded < least[0]:
+            on_rows(name, [])
+            continue
+        replayed = replay(run, on_warning=on_warning)
+        pooled = [row for row in replayed if row["task"] == ALL_TASKS]
+        chosen = next(row for row in pooled if row["recommended"])
+        on_rows("verdict", [chosen])  # before the live bench, which may take as long again
+        rules = [row for row in pooled if row["policy"] in compared_policies()]
+        fastest = max(rules, key=lambda row: row["ratio_to_plain"])
+        policies = tuple(
+            dict.fromkeys([f"fixed:{chosen['best_fixed_gamma'] or 1}", chosen["policy"], fastest["policy"]])
+        )
         timed = bench(
             BenchRequest(
                 folder=run,
@@ -91,20 +118,27 @@ def demo(
                 pair=PairSpec(machine=request.pair.machine, loading=request.pair.loading),
                 baselines=False,
                 rounds=request.rounds,
-                seconds=max(begun + share - time.monotonic(), 1.0),
+                seconds=max(min(LIVE_SECONDS, end - time.monotonic()), 1.0),
             ),
             progress=progress,
         )
+        count = max(row["prompts"] for row in timed)
+        if count < least[1]:
+            on_rows(name, [])
+            continue
+        if not shown:
+            least, took = (recorded, min(count, MIN_PROMPTS)), time.monotonic() - started
+        shown.append(name)
         live += timed
-        modelled = {(row["task"], row["policy"]): row for row in replay(run, policies, on_warning=on_warning)}
-        shown = []
+        modelled = {(row["task"], row["policy"]): row for row in replayed}
+        beside = []
         for row in timed:
-            if (replayed := modelled.get((row["task"], row["policy"]))) is not None:
-                beside = {"modelled_gain": replayed["gain"], "modelled_tokens_per_step": replayed["tokens_per_step"]}
-                shown.append(row | beside | {"verdict": replayed.get("verdict")})
-        rows += shown
-        on_rows(name, shown)
-    write_report(runs, request.out / REPORT_NAME, live)
+            if (other := modelled.get((row["task"], row["policy"]))) is not None:
+                further = {"modelled_ratio": other["ratio_to_plain"], "verdict": other.get("verdict")}
+                beside.append(row | further | {"modelled_tokens_per_step": other["tokens_per_step"]})
+        rows += beside
+        on_rows(name, beside)
+    write_report(runs, request.out / REPORT_NAME, live, compressions=shown)
     return rows
 
 

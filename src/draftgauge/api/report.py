@@ -39,12 +39,15 @@ def write_report(
     live: Sequence[Mapping[str, Any]] = (),
     policies: Sequence[str] = (),
     title: str = TITLE,
+    compressions: Sequence[str] | None = None,
 ) -> Path:
-    """As :func:`report`; ``live`` are rows of ``bench``."""
+    """As :func:`report`; ``live`` are rows of ``bench``; of ``compressions`` only, if given."""
     out = out or folder / REPORT_NAME
     require_writable_file(out)
     runs = []
     for run, manifest in select_runs(folder):
+        if compressions is not None and manifest.target.compression not in compressions:
+            continue
         named = expanded(read_policies((*default_policies(run), *policies)), manifest.gamma_max)
         trace, costs = read_run(run)
         design = design_of(trace, None, fitted_on(named))

@@ -32,7 +32,7 @@ from rich.progress import Progress as Bars
 from rich.segment import Segment
 from rich.table import Table
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, missing_library
 from draftgauge.core.printable import printable
 from draftgauge.core.progress import Progress
 
@@ -118,6 +118,8 @@ def friendly_errors(resume: str = "") -> Iterator[Outcome]:
             outcome.code = EXIT_INTERRUPTED
         elif isinstance(error, DraftgaugeError):
             fail(str(error))
+        elif isinstance(error, ModuleNotFoundError) and (missing := missing_library(error.name)):
+            fail(str(missing))
         elif isinstance(error, OSError):
             fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
         else:

@@ -12,12 +12,12 @@ from draftgauge.api.requests import DemoRequest
 from draftgauge.cli.console import console, errors, joined_interval, progress, show_table, warn
 from draftgauge.cli.generate import STYLES, legend, show_text
 from draftgauge.core.load import describe_load, machine_load
+from draftgauge.core.printable import speed
 
 POLICIES = {
     "policy": "policy",
-    "ratio_to_plain": "x plain [95%]",
-    "gain": "over best fixed [95%]",
-    "modelled_gain": "replayed",
+    "ratio_to_plain": "live x plain [95%]",
+    "modelled_ratio": "modelled",
     "tokens_per_step": "tokens/step",
     "tokens_per_second": "tokens/s",
     "mismatches": "mismatches",
@@ -40,6 +40,9 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
         def on_rows(name: str, rows: Sequence[dict[str, Any]]) -> None:
             if name == "first":
                 _show_first(rows[0])
+            elif name == "verdict":
+                said = f"{rows[0]['compression']}: {rows[0]['verdict']}"
+                console.print(said, highlight=False, markup=False, soft_wrap=True)
             elif not rows:
                 left_out.append(name)
                 console.print(f"Target {name}: no time left.", highlight=False)
@@ -70,14 +73,10 @@ def _show_compression(name: str, rows: Sequence[dict[str, Any]]) -> None:
     pooled = [row for row in rows if row["task"] == "all"]
     shown = [
         row
-        | joined_interval(row, "ratio_to_plain")
-        | joined_interval(row, "gain", "{:+.1%}".format)
-        | {"modelled_gain": f"{row['modelled_gain']:+.1%}"}
+        | joined_interval(row, "ratio_to_plain", "{:.2f}".format)
+        | {"tokens_per_second": speed(row["tokens_per_second"])}
         for row in pooled
     ]
     count = pooled[0]["prompts"]
     prompts = "one prompt, so without intervals" if count == 1 else f"{count} prompts, all tasks together"
-    show_table(f"Target {name}: {prompts}", shown, POLICIES)
-    for row in rows:
-        if row.get("verdict"):
-            console.print(row["verdict"], highlight=False, markup=False, soft_wrap=True)
+    show_table(f"Target {name}, decoded live: {prompts}", shown, POLICIES)

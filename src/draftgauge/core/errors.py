@@ -11,6 +11,19 @@ class MissingLibraryError(DraftgaugeError):
     """An optional library that a chosen option needs is not installed."""
 
 
+EXTRAS = {"matplotlib": "report", "sklearn": "fit", "ray": "study", "bitsandbytes": "quant"}  # of optional libraries
+
+
+def missing_library(name: str | None) -> MissingLibraryError | None:
+    """What to install where a module of this name cannot be imported; None if it is of no extra."""
+    library = (name or "").partition(".")[0]
+    if library not in EXTRAS:
+        return None
+    return MissingLibraryError(
+        f"this needs {library}, which is not installed: pip install 'draftgauge[{EXTRAS[library]}]'"
+    )
+
+
 class ConfigError(DraftgaugeError):
     """Keys and values that are not those of what they describe."""
 

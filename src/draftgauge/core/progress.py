@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
@@ -10,3 +12,24 @@ Progress = Callable[[str, int, int], None]
 
 def silent(what: str, done: int, total: int) -> None:
     """Report nothing."""
+
+
+def in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def notebook_bars() -> Progress:
+    """A bar for everything that is being done."""
+    from tqdm.auto import tqdm
+
+    bars: dict[str, Any] = {}
+
+    def advance(what: str, done: int, total: int) -> None:
+        if what not in bars:
+            bars[what] = tqdm(desc=what, total=total)
+        bars[what].update(done - bars[what].n)
+        if done >= total:
+            bars[what].close()
+
+    return advance

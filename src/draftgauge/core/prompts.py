@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from draftgauge.core.artefacts import parse_json, read_json_lines, read_text
 from draftgauge.core.errors import PromptError
+from draftgauge.core.files import atomic_write_text
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 FORMS = ("prompt", "turns", "messages", "conversations", "body")
@@ -91,6 +92,20 @@ def read_prompts(
     if limit is not None and limit < 1:
         raise PromptError(f"the limit of prompts is {limit}, must be at least 1")
     return wanted[:limit]
+
+
+def write_prompts(prompts: Sequence[str | dict[str, Any]], folder: Path) -> Path:
+    """Texts, or dicts with the keys of a prompt file, as a file in ``folder`` that is named by its content."""
+    entries = [{"prompt": prompt, "task": "prompts"} if isinstance(prompt, str) else prompt for prompt in prompts]
+    try:
+        lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    except TypeError as error:
+        raise PromptError(f"prompts must be texts or dicts with the keys of a prompt file: {error}") from error
+    path = folder / f"{hashlib.sha256(lines.encode()).hexdigest()[:16]}.jsonl"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, lines)
+    return path
 
 
 class HasTask(Protocol):

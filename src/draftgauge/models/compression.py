@@ -95,7 +95,7 @@ def draft_compression(compression: str) -> str:
 
 
 def missing_libraries(compression: str) -> list[str]:
-    needed = ("bitsandbytes", "accelerate") if compression in QUANTISED else ()
+    needed = ("bitsandbytes",) if compression in QUANTISED else ()
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
@@ -106,7 +106,7 @@ def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesCon
     missing = missing_libraries(compression)
     if missing:
         raise MissingLibraryError(
-            f"compression {compression} needs {' and '.join(missing)}: pip install {' '.join(missing)}"
+            f"compression {compression} needs {' and '.join(missing)}: pip install 'draftgauge[quant]'"
         )
     # LLM.int8 warns at every call that it casts its input to float16, which is how it works.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

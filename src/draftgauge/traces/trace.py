@@ -114,3 +114,11 @@ class Trace:
     @property
     def positions(self) -> int:
         return int(self.offsets[-1])
+
+    def __repr__(self) -> str:
+        tasks = ", ".join(dict.fromkeys(prompt.task for prompt in self.prompts))
+        mean = float(self.accepted.mean()) if self.positions else 0.0
+        return (
+            f"<Trace of {len(self.prompts)} prompts ({tasks}): {self.positions:,} positions, target "
+            f"{self.compression}, drafts of up to {self.gamma_max}, {mean:.2f} tokens accepted on average>"
+        )

@@ -246,16 +246,16 @@ class AdviseRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRequest:
-    """Profile, replay, bench and report the bundled pair at several compressions, within a given time."""
+    """Profile, replay, bench and report the bundled pair within a given time; at more compressions while it lasts."""
 
     out: Path = option(Path("demo"), help="folder for the runs and the report.")
-    seconds: float = option(100.0, help="time that it may take; prompts and rounds end with it.")
+    seconds: float = option(105.0, help="time that it may take; prompts and rounds end with it.")
     pair: PairSpec = PairSpec(compression=(UNCOMPRESSED, "int8", "nf4"))
-    prompts: PromptSpec = PromptSpec()
-    output: OutputSpec = OutputSpec()
-    drafts: DraftSpec = DraftSpec()
+    prompts: PromptSpec = PromptSpec(per_task=6)
+    output: OutputSpec = OutputSpec(max_new_tokens=96)
+    drafts: DraftSpec = DraftSpec(gamma_max=8)
     costs: CostSpec = CostSpec()
-    rounds: int = option(3, help="rounds of the live bench at most.")
+    rounds: int = option(1, help="rounds of the live bench at most.")
 
     def __post_init__(self) -> None:
         at_least_one(self, "rounds", "seconds")

@@ -1,0 +1,54 @@
+"""What verbs return: rows as plain dicts, which a notebook shows as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from draftgauge.core.errors import MissingLibraryError
+
+
+class Rows(list[dict[str, Any]]):
+    """A list of dicts, one a row."""
+
+    @property
+    def verdict(self) -> str:
+        """The recommendation, a line for each run; empty where the rows hold none (``replay`` has one)."""
+        return "\n".join(str(row["verdict"]) for row in self if row.get("verdict"))
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` with a column for every key.
+
+        Raises:
+            MissingLibraryError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingLibraryError("rows become a DataFrame by pandas: pip install pandas") from error
+        return pandas.DataFrame(list(self))
+
+    def _repr_html_(self) -> str:
+        shown = [row for row in self if row.get("task", "all") == "all"] or list(self)
+        keys = [key for key in dict.fromkeys(key for row in shown for key in row) if _says_something(shown, key)]
+        head = "".join(f"<th>{escape(key.replace('_', ' '))}</th>" for key in keys)
+        lines = ("".join(f"<td>{escape(_cell(row, key))}</td>" for key in keys) for row in shown)
+        verdict = f"<p><b>{escape(self.verdict)}</b></p>" if self.verdict else ""
+        return f"{verdict}<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _says_something(rows: list[dict[str, Any]], key: str) -> bool:
+    """Verdicts stand above the table, the ends of intervals beside their estimates."""
+    inner = key.endswith(("_low", "_high")) and any(key.rpartition("_")[0] in row for row in rows)
+    return key != "verdict" and not inner and any(row.get(key) is not None for row in rows)
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
+    return f"{value:.3g}" if low is None or high is None else f"{value:.3g} [{low:.3g}, {high:.3g}]"

@@ -1,0 +1,70 @@
+"""Figures for notebooks, one function each: they draw on the matplotlib axes given, or new ones, and return them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot
+
+from draftgauge.replaying.acceptance import acceptance_by_depth
+from draftgauge.replaying.evaluate import ALL_TASKS
+from draftgauge.reporting.style import LIGHT
+from draftgauge.reporting.timeline import KINDS, replay_timeline
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+COLOURS = dict(zip(KINDS, ("green", "vermillion", "blue", "muted"), strict=True))
+
+
+def speed(rows: Sequence[Mapping[str, Any]], task: str = ALL_TASKS, axes: Any = None) -> Any:
+    """Speed over plain decoding with its interval, a line for each policy; ``rows`` of ``replay`` or ``bench``."""
+    shown = sorted((row for row in rows if row["task"] == task), key=lambda row: float(row["ratio_to_plain"]))
+    axes = axes or pyplot.subplots(figsize=(6, 0.6 + 0.28 * len(shown)))[1]
+    for place, row in enumerate(shown):
+        axes.hlines(place, row["ratio_to_plain_low"], row["ratio_to_plain_high"], color=LIGHT["blue"])
+        axes.plot(row["ratio_to_plain"], place, "o", color=LIGHT["blue"])
+    axes.set_yticks(range(len(shown)), [row["policy"] for row in shown])
+    axes.axvline(1.0, color=LIGHT["muted"], linestyle=":")
+    axes.set_xlabel("speed over plain decoding")
+    return axes
+
+
+def acceptance(trace: Trace, axes: Any = None) -> Any:
+    """The chance that the token drafted at each depth is accepted, given that all before it were; a line a task."""
+    axes = axes or pyplot.subplots()[1]
+    rows = [row for row in acceptance_by_depth(trace) if row["rate"] is not None]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        axes.plot([row["depth"] for row in own], [row["rate"] for row in own], marker="o", label=task)
+    axes.set_xlabel("depth of the drafted token")
+    axes.set_ylabel("conditional acceptance rate")
+    axes.legend()
+    return axes
+
+
+def costs(curve: CostCurve, axes: Any = None) -> Any:
+    """Milliseconds of drafting and of verifying by tokens drafted, a line for each context length."""
+    axes = axes or pyplot.subplots()[1]
+    for name, table, style in (("verify", curve.verify, "-"), ("draft", curve.draft, "--")):
+        for context, seconds in zip(curve.contexts, table, strict=True):
+            axes.plot(1e3 * np.asarray(seconds), style, label=f"{name}, {context} tokens of context")
+    axes.set_xlabel("tokens drafted")
+    axes.set_ylabel("ms")
+    axes.legend()
+    return axes
+
+
+def timeline(trace: Trace, prompt: int = 0, gamma: int = 4, axes: Any = None) -> Any:
+    """How the start of one output comes about in steps of ``gamma`` drafted tokens: a bar a step, a block a token."""
+    steps = replay_timeline(trace, prompt, gamma, [""] * trace.positions).steps
+    axes = axes or pyplot.subplots(figsize=(8, 2))[1]
+    for number, step in enumerate(steps):
+        for height, token in enumerate(step):
+            axes.bar(number, 1, bottom=height, color=LIGHT[COLOURS[token.kind]])
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=LIGHT[colour]) for colour in COLOURS.values()]
+    axes.legend(handles, COLOURS, ncols=len(COLOURS), fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.set_xlabel("step")
+    axes.set_ylabel("tokens")
+    return axes

@@ -1,0 +1,51 @@
+"""Rows as a notebook shows them, and prompts given in Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import draftgauge
+from draftgauge.core.errors import MissingLibraryError, PromptError, missing_library
+from draftgauge.core.prompts import read_prompts, write_prompts
+from draftgauge.core.table import Rows
+
+ROWS = Rows(
+    [
+        {"policy": "fixed:2", "task": "code", "gain": 0.5, "verdict": None},
+        {"policy": "<b>", "task": "all", "gain": 0.25, "gain_low": 0.125, "gain_high": 0.375, "verdict": "Draft."},
+    ]
+)
+
+
+def test_rows_are_a_list_of_dicts_with_one_verdict_and_an_escaped_table() -> None:
+    assert ROWS == json.loads(json.dumps(ROWS))
+    assert ROWS.verdict == "Draft."
+    html = ROWS._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in html
+    assert "0.25 [0.125, 0.375]" in html
+    assert "fixed:2" not in html  # of several tasks, all of them together
+    assert Rows().verdict == ""
+
+
+def test_a_library_of_an_extra_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "pip install 'draftgauge[fit]'" in str(missing_library("sklearn.linear_model"))
+    assert missing_library("antigravity") is None
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingLibraryError, match="pip install pandas"):
+        ROWS.to_pandas()
+    monkeypatch.delitem(sys.modules, "draftgauge.reporting.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingLibraryError, match=r"draftgauge\[report\]"):
+        _ = draftgauge.plot
+
+
+def test_prompts_may_be_texts_or_dicts(tmp_path: Path) -> None:
+    path = write_prompts(["Hello", {"prompt": "2 + 2?", "task": "math"}], tmp_path)
+    assert path == write_prompts(["Hello", {"prompt": "2 + 2?", "task": "math"}], tmp_path)
+    assert [(prompt.text, prompt.task) for prompt in read_prompts(path)] == [("Hello", "prompts"), ("2 + 2?", "math")]
+    with pytest.raises(PromptError, match="texts or dicts"):
+        write_prompts([object()], tmp_path)  # type: ignore[list-item]
