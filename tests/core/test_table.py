@@ -22,7 +22,7 @@ ROWS = Rows(
 
 
 def test_rows_are_a_list_of_dicts_with_one_verdict_and_an_escaped_table() -> None:
-    assert ROWS == json.loads(json.dumps(ROWS))
+    assert json.loads(json.dumps(ROWS)) == ROWS
     assert ROWS.verdict == "Draft."
     html = ROWS._repr_html_()
     assert "<td>&lt;b&gt;</td>" in html
