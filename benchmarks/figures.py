@@ -156,6 +156,18 @@ def depths_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {layers} | {' | '.join(cells)} |"
 
 
+def predictions_table(rows: Sequence[Row]) -> Iterator[str]:
+    """The paper's predictions that a study tested."""
+    yield "| prediction | difference | p, corrected | p by seeds alone | verdict |"
+    yield "|---|---:|---:|---:|---|"
+    for row in rows:
+        if row.get("p_value") is not None and "prediction" in row:
+            found = f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+            cells = [row["prediction"], row["statement"]]
+            figures = [found, f"{row['p_value']:.2g}", f"{row['p_seeds']:.2g}", row["verdict"]]
+            yield f"| {': '.join(cells)} | {' | '.join(figures)} |"
+
+
 def rows_table(rows: Sequence[Row]) -> Iterator[str]:
     """Every drafter of a study but for remedies: its size, agreement and tokens a step, these also over the control."""
     columns = (
@@ -218,8 +230,11 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real pair": ("real-replayed.json", real_table),
     "real held out": ("real-replayed.json", real_held_out_table),
     "real live": ("real-live-bf16.json", real_live_table),
+    "real transformers": ("real-transformers-bf16.json", real_live_table),
     "real tasks": ("real-replayed.json", real_tasks_table),
     "depths": ("kvshot-depth.json", depths_table),
+    "predictions": ("kvshot-full.json", predictions_table),
+    "predictions at equal width": ("kvshot-width.json", predictions_table),
     "rows": ("kvshot-full.json", rows_table),
     "widths": ("kvshot-width.json", rows_table),
 }
