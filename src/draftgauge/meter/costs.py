@@ -34,7 +34,7 @@ from draftgauge.verification import Sampling, choose
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
 PLAIN_STEPS, FEW_PLAIN_STEPS = 8, 3  # in a row, the first of them not counted; where there is time, and where not
-LEAST_ROUNDS = 3  # samples of every length and context: rather fewer lengths than fewer samples
+LEAST_ROUNDS = 6  # samples of every length and context: rather fewer lengths than fewer samples
 SURE_ROUNDS, SURE = 8, 0.01  # every so many rounds: is half of a step's 95% interval below this share of it?
 IDLE_RUNS = (1, 3, BACKLOGS - 1)  # steps that draft nothing, by turns; the next draft has more tokens to prefill
 LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at each token
