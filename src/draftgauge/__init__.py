@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from draftgauge.api.datastore import build_datastore
     from draftgauge.api.demo import demo
     from draftgauge.api.diagnose import diagnose
+    from draftgauge.api.doctor import doctor
     from draftgauge.api.evaluate import evaluate
     from draftgauge.api.export import export
     from draftgauge.api.fit import fit
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         DatastoreBuildRequest,
         DemoRequest,
         DiagnoseRequest,
+        DoctorRequest,
         EvaluateRequest,
         ExportRequest,
         FitRequest,
@@ -62,6 +64,7 @@ _MODULES = {
     "api.datastore": ("build_datastore",),
     "api.demo": ("demo",),
     "api.diagnose": ("diagnose",),
+    "api.doctor": ("doctor",),
     "api.evaluate": ("evaluate",),
     "api.export": ("export",),
     "api.fit": ("fit",),
@@ -91,6 +94,7 @@ __all__ = [
     "DatastoreBuildRequest",
     "DemoRequest",
     "DiagnoseRequest",
+    "DoctorRequest",
     "DraftgaugeError",
     "EvaluateRequest",
     "ExportRequest",
@@ -115,6 +119,7 @@ __all__ = [
     "build_datastore",
     "demo",
     "diagnose",
+    "doctor",
     "evaluate",
     "export",
     "fit",

@@ -19,6 +19,7 @@ VERBS = {
     "demo": "DemoRequest",
     "profile": "ProfileRequest",
     "rank": "RankRequest",
+    "doctor": "DoctorRequest",
     "fit": "FitRequest",
     "replay": "ReplayRequest",
     "bench": "BenchRequest",

@@ -14,6 +14,7 @@ from draftgauge.cli import (
     datastore,
     demo,
     diagnose,
+    doctor,
     evaluate,
     export,
     fit,
@@ -48,6 +49,7 @@ def make_app() -> App:
     add_verb(app, "demo", demo.demo, KEPT)
     add_verb(app, "profile", profile.profile, KEPT)
     add_verb(app, "rank", rank.rank, KEPT)
+    add_verb(app, "doctor", doctor.doctor, NOTHING)
     add_verb(app, "fit", fit.fit, NOTHING)
     add_verb(app, "replay", replay.replay, NOTHING)
     add_verb(app, "bench", bench.bench, NOTHING)

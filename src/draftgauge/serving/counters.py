@@ -1,9 +1,11 @@
-"""What a running server counts of its speculation, and what follows from it alone.
+"""What an engine counts of its speculation, and what follows from it alone.
 
 vLLM and llama.cpp's server count drafts, drafted and accepted tokens, and accepted ones by position of the draft, under
-the same names after their prefix. Of drafts of one length ``K``, the share that accepts position ``j`` is the
-*survival* ``s(j)``, so drafting ``k <= K`` tokens would commit ``1 + s(1) + .. + s(k)`` tokens a step, if steps that
-begin at other places of the text were alike.
+the same names after their prefix. SGLang shows means. All three also answer with the counters of each request. Accepted
+tokens leave out the target's own token of each step (the bonus token); an *acceptance length* counts it.
+
+Of drafts of one length ``K``, the share that accepts position ``j`` is the *survival* ``s(j)``, so drafting ``k <= K``
+tokens would commit ``1 + s(1) + .. + s(k)`` tokens a step, if steps that begin at other places of the text were alike.
 """
 
 from __future__ import annotations
@@ -13,12 +15,20 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from draftgauge.core.artefacts import read_json_lines, read_text
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
 from draftgauge.serving.prometheus import Sample, parse_metrics
 
-PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:"}  # of metrics of servers that count their speculation
+PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:", "sglang": "sglang:"}  # of the metrics of servers
+# Where answers have counters, by engine: the object, then the steps, the drafted and the accepted tokens in it.
+ANSWERS = {
+    "vllm": (("metrics", "speculative_decoding"), "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
+    "llama-server": (("timings",), "predicted_n", "draft_n", "draft_n_accepted"),  # predicted_n: steps and accepted
+    "sglang": (("meta_info",), "spec_verify_ct", "spec_draft_token_num", "spec_accept_token_num"),
+}
 ALIKE = 0.95  # drafts are of one length if their mean is this share of the longest: ends of outputs shorten some
 MAX_COUNT = 2.0**53
 
@@ -28,6 +38,7 @@ _BY_POSITION = "accepted_tokens_per_pos"
 _STARTED = {
     "vllm": "start it with --speculative-config",
     "llama-server": "start it with --metrics and --spec-type draft-simple --spec-draft-model DRAFT.gguf",
+    "sglang": "start it with --enable-metrics and --speculative-algorithm",
 }
 
 
@@ -80,30 +91,56 @@ def constant_chance(accepted: float, length: int) -> float:
     return high
 
 
-def read_counts(engine: str, url: str) -> SpeculationCounts:
-    """Ask a running server for its counters."""
+def read_counts(engine: str, place: str) -> SpeculationCounts:
+    """The counters of a running server (an address), or in a file: the text of its metrics page, or JSON Lines of its
+    answers."""
     if engine not in PREFIXES:
         raise DraftgaugeError(
             f"counters of {engine} cannot be read: --url takes one of {' and '.join(PREFIXES)}; for others record a run"
         )
-    samples = parse_metrics(fetch_text(url, "/metrics"))
-    counts = counts_of(samples, PREFIXES[engine])
-    if counts is None:
+    saved = Path(place).is_file()
+    text = read_text(Path(place), "page of metrics") if saved else fetch_text(place, "/metrics")
+    if text.lstrip().startswith("{"):
+        counts: SpeculationCounts | None = _of_answers(engine, Path(place))
+    else:
+        samples = parse_metrics(text)
+        counts = counts_of(samples, PREFIXES[engine])
         others = [name for name, prefix in PREFIXES.items() if counts_of(samples, prefix) is not None]
+    if counts is None:
         what = f"is one of {others[0]}" if others else f"counts no speculation; {_STARTED[engine]}"
-        raise DraftgaugeError(f"the server at {url} {what}")
+        raise DraftgaugeError(f"the server at {place} {what}")
     if counts.drafts == 0 or counts.drafted == 0:
         raise DraftgaugeError(
-            f"the server at {url} has drafted nothing yet: send it the requests that it is to be judged on, or, if it "
-            f"runs without speculation, {_STARTED[engine]}"
+            f"the server at {place} has drafted nothing yet: send it the requests that it is to be judged on, or, if "
+            f"it runs without speculation, {_STARTED[engine]}"
         )
     if max((counts.accepted / counts.drafted, *(count / counts.drafts for count in counts.by_position))) > 1:
-        raise DraftgaugeError(f"the server at {url} counts more accepted tokens than drafted ones, which cannot be")
+        raise DraftgaugeError(f"the server at {place} counts more accepted tokens than drafted ones, which cannot be")
     return counts
+
+
+def _of_answers(engine: str, path: Path) -> SpeculationCounts:
+    """The counters of all answers of a file together."""
+    keys, *names = ANSWERS[engine]
+    totals = [0, 0, 0]
+    for where, answer in read_json_lines(path, "file of answers"):
+        try:
+            for key in keys:
+                answer = answer[key]
+            totals = [total + int(answer[name]) for total, name in zip(totals, names, strict=True)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DraftgaugeError(
+                f"{where} has no counters of {engine} ({'.'.join(keys)}: {', '.join(names)}): "
+                "name another engine, or ask for them when the server is started"
+            ) from error
+    steps, drafted, accepted = totals
+    return SpeculationCounts(steps - accepted if engine == "llama-server" else steps, drafted, accepted)
 
 
 def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | None:
     """The counters among samples, summed over a server's engines and models; None if there are none."""
+    if prefix == PREFIXES["sglang"]:
+        return _of_means(samples)
     totals: defaultdict[str, float] = defaultdict(float)
     positions: defaultdict[int, float] = defaultdict(float)
     for sample in samples:
@@ -122,6 +159,21 @@ def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | Non
     by_position = tuple(int(positions[at]) for at in range(max(positions, default=-1) + 1))
     drafts, drafted, accepted = (int(totals[name]) for name in _TOTALS)
     return SpeculationCounts(drafts, drafted, accepted, by_position)
+
+
+def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
+    """SGLang's latest means, as if all tokens that it has generated had been decoded like these: ``spec_accept_length``
+    committed tokens a step, ``spec_accept_rate`` accepted ones of those drafted."""
+    shown = {sample.name: sample.value for sample in samples}
+    names = ("sglang:generation_tokens_total", "sglang:spec_accept_length", "sglang:spec_accept_rate")
+    generated, length, rate = (shown.get(name, 0.0) for name in names)
+    if not (0 <= generated <= MAX_COUNT and 0 <= length <= MAX_COUNT and 0 <= rate <= 1):
+        raise DraftgaugeError(f"{' and '.join(names)} are {generated:g}, {length:g} and {rate:g}, which cannot be")
+    if names[1] not in shown:
+        return None
+    steps = round(generated / max(1.0, length))
+    accepted = round(generated) - steps
+    return SpeculationCounts(steps, round(accepted / rate) if rate else accepted, accepted)
 
 
 def served_models(engine: str, url: str) -> list[str]:

@@ -13,6 +13,7 @@ from draftgauge.api.requests.decoding import (
     BenchServersRequest,
     DatastoreBuildRequest,
     DemoRequest,
+    DoctorRequest,
     FitRequest,
     GenerateRequest,
     ProfileRequest,

@@ -105,6 +105,26 @@ class RankRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DoctorRequest:
+    """Find out why a drafter is hardly accepted or no faster: of a recorded run, of a pair, or from a running engine's
+    counters.
+    """
+
+    folder: Path | None = option(None, positional=True, help="a recorded run; else name the pair, or --url.")
+    url: str | None = option(None, help="a running engine, or a file with the text of its /metrics.")
+    server: str | None = option(None, help="the engine of --url or --costs, e.g. vllm or llama-server.")
+    costs_file: Path | None = option(None, name="--costs", help="JSON of what a step costs in the engine.")
+    pair: PairSpec = PairSpec()
+    prompts: PromptSpec = PromptSpec(per_task=4)
+    output: OutputSpec = OutputSpec()
+    drafts: DraftSpec = DraftSpec(gamma_max=8)
+    sampling: SamplingSpec = SamplingSpec()
+    randomness: SeedSpec = SeedSpec()
+    costs: CostSpec = CostSpec()
+    out: Path | None = option(None, help="folder for the run of a pair; it is not kept if left out.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitRequest:
     """Fit a policy on the training prompts of a trace, and show its gain on the validation prompts."""
 

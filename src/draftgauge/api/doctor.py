@@ -1,0 +1,162 @@
+"""Why a drafter is slow or hardly accepted: the evidence on a pair, a recorded run or an engine's counters."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftgauge.api.pair import drafter_of, load_pair_of, target_folder, target_of
+from draftgauge.api.profile import profile
+from draftgauge.api.requests import DoctorRequest, PairSpec, ProfileRequest
+from draftgauge.api.runs import Warn, warn
+from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.progress import Progress, silent
+from draftgauge.diagnostics.doctor import CHECKPOINT, UNKNOWN, Evidence, examine
+from draftgauge.drafters.checkpoints.building import target_ids
+from draftgauge.drafters.checkpoints.files import read_config, read_tensors
+from draftgauge.drafters.checkpoints.layouts import read_layout
+from draftgauge.drafters.checkpoints.live import CheckpointDrafter, CheckpointSource
+from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
+from draftgauge.drafters.source import drafter_kind
+from draftgauge.models.device import upload
+from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.gguf_library import is_gguf
+from draftgauge.models.loading import load_tokenizer, quantisation_method
+from draftgauge.models.tap_plan import TapPlan
+from draftgauge.models.taps import attach_taps
+from draftgauge.serving.counters import read_counts
+from draftgauge.traces.costs import run_costs
+from draftgauge.traces.engine_costs import read_costs
+from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.reader import read_trace
+from draftgauge.traces.trace import Trace
+
+COMPARED = 4  # prompts on which other layers are tried
+
+
+@verb(DoctorRequest)
+def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: Warn = warn) -> list[dict[str, Any]]:
+    """Look for the usual reasons why a drafter is hardly accepted or speculation is no faster.
+
+    Of a pair, its files are compared first; if nothing is wrong with them, it is recorded on the prompts, and the
+    run is looked at. Of a recorded run, its files where they are still there. Of an engine, only its counters.
+
+    Returns:
+        Rows as of :func:`draftgauge.diagnostics.doctor.examine`: ``check``, ``status`` ("wrong", "suspect", "well",
+        "unknown"), ``what``, ``evidence`` and ``remedy``.
+
+    Raises:
+        DraftgaugeError: for models, prompts, a run or a server that cannot be used.
+    """
+    if request.url is not None:
+        if request.folder is not None:
+            raise DraftgaugeError("a recorded run or an engine's counters are looked at, not both: leave one out")
+        return examine(Evidence(counts=read_counts(request.server or "vllm", request.url)))
+    if request.folder is not None:
+        return examine(_of_run(request, request.folder, None))
+    evidence = _of_files(request.pair, target_of(request.pair), *drafter_of(request.pair))
+    rows = examine(evidence)
+    if any(row["status"] == "wrong" for row in rows):
+        return rows
+    with tempfile.TemporaryDirectory(prefix="draftgauge-doctor-") as scratch:
+        run = request.out or Path(scratch)
+        profile(_profiled(request, run), progress=progress, on_warning=on_warning)
+        return examine(_of_run(request, run, evidence))
+
+
+def _profiled(request: DoctorRequest, run: Path) -> ProfileRequest:
+    return ProfileRequest(
+        out=run,
+        pair=request.pair,
+        prompts=request.prompts,
+        output=request.output,
+        drafts=request.drafts,
+        sampling=request.sampling,
+        randomness=request.randomness,
+        costs=request.costs,
+    )
+
+
+def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evidence:
+    manifest, trace = Manifest.load(run), read_trace(run)
+    spec = replace(request.pair, target=manifest.target.source, drafter=manifest.drafter)
+    spec = replace(spec, draft=None if manifest.draft is None else manifest.draft.source)
+    spec = replace(spec, loading=replace(spec.loading, tokenizer=manifest.tokenizer or spec.loading.tokenizer))
+    if of_files is None:
+        try:
+            of_files = _of_files(spec, manifest.target.source, *drafter_of(spec))
+        except DraftgaugeError:  # models that are no longer there
+            of_files = Evidence(manifest.target.source, manifest.drafter)
+    costs = UNKNOWN
+    if request.costs_file is not None:
+        curves = read_costs(request.costs_file, request.server or "draftgauge")
+        costs = curves[min(curves)]
+    elif (run / COSTS_NAME).is_file():
+        costs = run_costs(run)
+    drafter = UNCOMPRESSED if of_files.compression is None else of_files.compression[1]
+    held = (manifest.target.compression, drafter)
+    evidence = replace(of_files, trace=trace, costs=costs, compression=UNKNOWN if manifest.draft is None else held)
+    if manifest.drafter == CHECKPOINT and evidence.near_chance and trace.sampled is None:
+        evidence = replace(evidence, layer_rates=_layer_rates(manifest, request.pair, trace))
+    return evidence
+
+
+def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) -> Evidence:
+    """What the files of a pair say of it, before any weights are loaded."""
+    folder, trusted = target_folder(spec), spec.loading.trust_remote_code
+    tokenizer = load_tokenizer(spec.loading.tokenizer or folder, trusted)
+    evidence = Evidence(target, kind, tokenizer)
+    if source is None:
+        return evidence
+    if kind == "language_model" and not is_gguf(source):
+        theirs, held = load_tokenizer(source, trusted, part="draft"), [quantisation_method(m) for m in (folder, source)]
+        return replace(
+            evidence, draft_tokenizer=theirs, compression=(held[0] or UNCOMPRESSED, held[1] or UNCOMPRESSED)
+        )
+    if kind == CHECKPOINT:
+        layout = read_layout(read_config(source), str(source))
+        error = ""
+        try:
+            target_ids(source, layout, read_tensors(source, spec.loading.allow_pickle))
+        except ModelError as wrong:
+            error = str(wrong)
+        named = drafter_kind(kind).trained_for(source)
+        same = named is not None and Path(named).name.lower() == Path(target).name.lower()
+        longest = layout.decoder.rope.get("max_position_embeddings") or UNKNOWN
+        made_for = UNKNOWN if named is None else "" if same else named
+        return replace(evidence, map_error=error, made_for=made_for, longest=longest)
+    if is_drafter(source):
+        description = read_description(Path(source))
+        config = description["config"]
+        same = config["target_fingerprint"] == fingerprint(folder, texts=False)
+        other = config.get("target_source") or "another checkpoint"
+        trained = (UNCOMPRESSED, trained_compression(description))
+        return replace(evidence, made_for="" if same else other, compression=trained)
+    return evidence
+
+
+def _layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple[int, ...], float]:
+    """How often a checkpoint's first token is right if it reads its own layers, and those that a miscount of one, or
+    another order, would have it read."""
+    pair = load_pair_of(manifest, spec)
+    assert isinstance(pair.draft_source, CheckpointSource)
+    net, target = pair.draft_source.net, pair.target
+    own, layers = net.layout.taps, target.module.config.get_text_config().num_hidden_layers
+    readings = (own, tuple(layer - 1 for layer in own), tuple(layer + 1 for layer in own), own[::-1])
+    rates: dict[tuple[int, ...], float] = {}
+    for reading in readings:
+        if min(reading) < 0 or max(reading) >= layers - 1:
+            continue
+        taps, right = attach_taps(target, TapPlan(reading)), []
+        drafter = CheckpointDrafter(net, target, taps, pair.end_tokens)  # type: ignore[arg-type]
+        for prompt, start, stop in list(zip(trace.prompts, trace.offsets, trace.offsets[1:], strict=False))[:COMPARED]:
+            text, output = list(prompt.prompt_token), trace.token[start:stop].tolist()
+            target.reset()
+            target.forward(upload([*text, *output], target.spec.device))
+            drafts = drafter.draft_everywhere(text, output, 1, target.spec.vocabulary)
+            right += (drafts.tokens[:, 0] == trace.token[start:stop]).tolist()
+        rates[reading] = sum(right) / len(right)
+    return rates

@@ -1,0 +1,176 @@
+"""Every fault that ``doctor`` looks for is planted and named, alone; a healthy pair has none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import draftgauge as dg
+from command_line import draftgauge
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.diagnostics.doctor import Evidence, examine
+from draftgauge.drafters.checkpoints.building import build_net
+from draftgauge.drafters.checkpoints.layouts import read_layout
+from draftgauge.models.loading import load_model
+from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.serving.counters import SpeculationCounts, read_counts
+from draftgauge.traces.costs import Measurement
+from draftgauge.traces.reader import read_trace
+from engine_server import serving, vllm_metrics
+from linear_costs import curve
+from small_profiles import SMALL, save_models
+from synthetic import sampled_trace, synthetic_trace
+from tiny import save_tiny
+
+FIXTURE = Path(__file__).parents[1] / "drafters" / "checkpoints" / "eagle3-sglang"
+BUNDLED: dict[str, Any] = {"per_task": 1, "max_new_tokens": 32, "gamma_max": 4, "cost_seconds": 0}
+TRACE, COSTS = synthetic_trace(1, 24, 60, 6), curve(0.1)
+
+
+def faults(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["check"] for row in rows if row["status"] in ("wrong", "suspect")]
+
+
+def tokens(trace: Any, draft: Any) -> Any:
+    """The trace with these first drafted tokens, from every position."""
+    drafted = np.broadcast_to(np.asarray(draft)[:, None], trace.draft_token.shape).astype(np.int32)
+    return replace(
+        trace, draft_token=drafted, drafted=np.full(trace.positions, 6, np.int16), accepted=0 * trace.accepted
+    )
+
+
+def thought(trace: Any) -> Any:
+    """Outputs that begin with a thought, in which nearly nothing is accepted and behind which all is."""
+    token, inside = trace.token.copy() % 40, np.zeros(trace.positions, bool)
+    for start, stop in zip(trace.offsets[:-1], trace.offsets[1:], strict=True):
+        middle = (start + stop) // 2
+        token[middle], inside[start : middle + 1] = 49, True
+    wrong = inside & (np.arange(trace.positions) % 4 > 0)
+    return tokens(replace(trace, token=token), np.where(wrong, 0, token))
+
+
+class Words(SimpleNamespace):
+    """A tokenizer as far as the checks ask it."""
+
+    bos_token: Any = "<s>"
+    eos_token: Any = "</s>"
+    chat_template = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<think>": 48, "</think>": 49, **{f"t{n}": n for n in range(48)}} | getattr(self, "other", {})
+
+
+UNSURE = Measurement(1.0, (9,) * 7, half_width=0.5)
+CONSTANT = tokens(TRACE, 0 * TRACE.token)
+UNDECIDED = replace(sampled_trace(3, 12, 40, 6), target_entropy=np.full(sampled_trace(3, 12, 40, 6).positions, 2.0))
+PLANTED: dict[str, tuple[str, Evidence]] = {
+    "another tokenizer": ("tokenizer", Evidence(tokenizer=Words(), draft_tokenizer=Words(other={"t1": 2, "t2": 1}))),
+    "special tokens": ("tokenizer", Evidence(tokenizer=Words(), draft_tokenizer=Words(eos_token="<|im_end|>"))),
+    "another target": ("made-for", Evidence(made_for="org/other", trace=TRACE)),
+    "damaged map": ("vocabulary-map", Evidence(map_error="d2t and t2d name different tokens", trace=TRACE)),
+    "exchanged map": ("vocabulary-map", Evidence(trace=tokens(TRACE, (7 * TRACE.token + 3) % 50))),
+    "wrong layers": ("layers-read", Evidence(layer_rates={(2, 5): 0.05, (1, 4): 0.7}, trace=CONSTANT)),
+    "thinking": ("thinking", Evidence(tokenizer=Words(), trace=thought(TRACE))),
+    "quantised drafter": ("compression", Evidence(compression=("bf16", "awq"), trace=TRACE)),
+    "long texts": ("context", Evidence(longest=100, trace=TRACE)),
+    "temperature": ("temperature", Evidence(trace=UNDECIDED)),
+    "busy machine": ("busy-machine", Evidence(trace=TRACE, costs=replace(COSTS, measured=UNSURE))),
+    "expensive drafting": ("draft-cost", Evidence(trace=TRACE, costs=curve(2.5))),
+    "expensive verifying": ("verify-cost", Evidence(trace=TRACE, costs=curve(0.01, 2.5))),
+    "shallow drafter": ("depth", Evidence(counts=SpeculationCounts(900, 2700, 660, (600, 50, 10)))),
+    "chance": ("acceptance", Evidence(trace=CONSTANT)),
+    "chance in an engine": ("acceptance", Evidence(counts=SpeculationCounts(900, 2700, 50, (40, 8, 2)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_named_alone(fault: str) -> None:
+    check, evidence = PLANTED[fault]
+    rows = examine(evidence)
+    assert faults(rows) == [check], rows
+    assert all(rows[0][key] for key in ("what", "evidence", "remedy"))
+
+
+def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:
+    healthy = Evidence("t", "checkpoint", Words(), Words(), "", "", {(1, 4): 0.7}, ("none", "bf16"), 4096, TRACE, COSTS)
+    assert {row["status"] for row in examine(healthy)} == {"well"} | {"unknown"}
+    assert faults(examine(Evidence(counts=SpeculationCounts(259, 1025, 357, (170, 100, 60, 27))))) == []
+
+
+def test_the_bundled_pair_is_healthy_but_for_prompts_without_its_template(tmp_path: Path) -> None:
+    assert set(faults(dg.doctor(**BUNDLED, out=tmp_path / "run"))) <= {"busy-machine", "draft-cost", "verify-cost"}
+    assert "chat-template" not in faults(dg.doctor(tmp_path / "run"))
+    prompts, file = tmp_path / "texts.jsonl", tmp_path / "raw.json"
+    prompts.write_text(json.dumps({"prompt": "Say in one sentence what a drafter is."}))
+    options = f"--raw --max-new-tokens 16 --gamma-max 2 --cost-seconds 0 --prompts {prompts} --json {file}"
+    shown = draftgauge(["doctor", *options.split()])
+    assert shown.exit_code == 1
+    assert "chat-template: prompts do not go through" in shown.stdout
+    assert "chat-template" in faults(json.loads(file.read_text())["rows"])
+
+
+def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
+    """Its head is fitted to the outputs of layers 1 to 3, and its configuration names those above."""
+    models = save_models(tmp_path)
+    target = save_tiny(tmp_path / "deep", hidden_size=16, num_hidden_layers=6, vocab_size=48)
+    options = SMALL | {"target": str(target), "prompts": str(models["prompts"]), "max_new_tokens": 40}
+    dg.profile(**options, drafter="prompt_lookup", out=tmp_path / "plain")
+    config, weights = json.loads((FIXTURE / "config.json").read_text()), load_file(FIXTURE / "model.safetensors")
+    config |= {"draft_vocab_size": 48, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
+    weights = {name: each for name, each in weights.items() if name not in ("d2t", "t2d")}
+    weights |= {name: 0 * each for name, each in weights.items() if "o_proj" in name or "down_proj" in name}
+    weights["lm_head.weight"] = torch.zeros(48, 16)
+    drafter = tmp_path / "drafter"
+    drafter.mkdir()
+    save_file(weights, drafter / "model.safetensors")
+    (drafter / "config.json").write_text(json.dumps(config))
+    model, states, wanted = load_model(target), [], []
+    net = build_net(drafter, read_layout(config, "it"), model)
+    taps, trace = attach_taps(model, TapPlan(net.layout.taps)), read_trace(tmp_path / "plain")
+    for prompt, start, stop in zip(trace.prompts, trace.offsets, trace.offsets[1:], strict=False):
+        text = torch.tensor([*prompt.prompt_token, *trace.token[start:stop].tolist()])
+        model.reset()
+        model.forward(text)
+        states.append(net.weights.norm("norm", net.take_in(net.begin(), text[1:], taps.hidden(0, len(text) - 1)))[:-1])
+        wanted.append(torch.nn.functional.one_hot(text[2:], 48).float())
+    fitted = torch.linalg.lstsq(torch.cat(states), torch.cat(wanted)).solution.T.contiguous()
+    save_file(weights | {"lm_head.weight": fitted}, drafter / "model.safetensors")
+    assert faults(dg.doctor(**options, drafter=str(drafter))) == []
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
+    (drafter / "config.json").write_text(json.dumps(config))
+    rows = dg.doctor(**options, drafter=str(drafter))
+    assert faults(rows) == ["layers-read"]
+    assert "target_layer_ids [1, 2, 3]" in rows[0]["remedy"]
+
+
+def test_an_engine_is_judged_by_its_page_its_saved_page_or_its_answers(tmp_path: Path) -> None:
+    counts, page = (900, 2700, 50, (40, 8, 2)), tmp_path / "metrics.txt"
+    page.write_text(vllm_metrics(*counts))
+    with serving({"/metrics": (200, page.read_text())}) as url:
+        assert faults(dg.doctor(url=url)) == faults(dg.doctor(url=str(page))) == ["acceptance"]
+    with pytest.raises(DraftgaugeError, match="not both"):
+        dg.doctor(tmp_path, url=str(page))
+    numbers = {"num_spec_steps": 10, "num_draft_tokens": 40, "num_accepted_draft_tokens": 20}
+    sglang = "sglang:generation_tokens_total 300\nsglang:spec_accept_length 3\nsglang:spec_accept_rate 0.5\n"
+    for engine, text in {
+        "vllm": json.dumps({"metrics": {"speculative_decoding": numbers}}),
+        "llama-server": json.dumps({"timings": {"predicted_n": 30, "draft_n": 40, "draft_n_accepted": 20}}),
+        "sglang": json.dumps(
+            {"meta_info": {"spec_verify_ct": 10, "spec_draft_token_num": 40, "spec_accept_token_num": 20}}
+        ),
+    }.items():
+        page.write_text(f"{text}\n{text}\n")
+        assert read_counts(engine, str(page)) == SpeculationCounts(20, 80, 40)
+    page.write_text(sglang)
+    assert read_counts("sglang", str(page)) == SpeculationCounts(100, 400, 200)
+    page.write_text('{"usage": {}}')
+    with pytest.raises(DraftgaugeError, match=r"line 1 has no counters of vllm \(metrics.speculative_decoding"):
+        read_counts("vllm", str(page))
