@@ -32,6 +32,7 @@ from tiny import save_tiny
 
 FIXTURE = Path(__file__).parents[1] / "drafters" / "checkpoints" / "eagle3-sglang"
 BUNDLED: dict[str, Any] = {"per_task": 1, "max_new_tokens": 32, "gamma_max": 4, "cost_seconds": 0}
+COSTLY = {"busy-machine", "draft-cost", "verify-cost"}  # the machine's, which tests share
 TRACE, COSTS = synthetic_trace(1, 24, 60, 6), curve(0.1)
 
 
@@ -106,7 +107,7 @@ def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:
 
 
 def test_the_bundled_pair_is_healthy_but_for_prompts_without_its_template(tmp_path: Path) -> None:
-    assert set(faults(dg.doctor(**BUNDLED, out=tmp_path / "run"))) <= {"busy-machine", "draft-cost", "verify-cost"}
+    assert set(faults(dg.doctor(**BUNDLED, out=tmp_path / "run"))) <= COSTLY
     assert "chat-template" not in faults(dg.doctor(tmp_path / "run"))
     prompts, file = tmp_path / "texts.jsonl", tmp_path / "raw.json"
     prompts.write_text(json.dumps({"prompt": "Say in one sentence what a drafter is."}))
@@ -143,12 +144,12 @@ def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
         wanted.append(torch.nn.functional.one_hot(text[2:], 48).float())
     fitted = torch.linalg.lstsq(torch.cat(states), torch.cat(wanted)).solution.T.contiguous()
     save_file(weights | {"lm_head.weight": fitted}, drafter / "model.safetensors")
-    assert faults(dg.doctor(**options, drafter=str(drafter))) == []
+    assert set(faults(dg.doctor(**options, drafter=str(drafter)))) <= COSTLY
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
     (drafter / "config.json").write_text(json.dumps(config))
     rows = dg.doctor(**options, drafter=str(drafter))
-    assert faults(rows) == ["layers-read"]
-    assert "target_layer_ids [1, 2, 3]" in rows[0]["remedy"]
+    assert set(faults(rows)) - COSTLY == {"layers-read"}
+    assert any("target_layer_ids [1, 2, 3]" in (row["evidence"] or "") for row in rows)
 
 
 def test_an_engine_is_judged_by_its_page_its_saved_page_or_its_answers(tmp_path: Path) -> None:

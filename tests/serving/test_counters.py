@@ -84,7 +84,7 @@ def test_metrics_are_read_as_prometheus_writes_them() -> None:
         ("vllm", 200, llama_metrics(5, 20, 9), "is one of llama-server"),
         ("vllm", 200, "<html></html>", "no page of metrics"),
         ("llama-server", 501, error_page("This server does not support metrics endpoint. Start it with `--metrics`", 501), "501: This server does not support metrics"),  # noqa: E501
-        ("sglang", 200, "", "counters of sglang cannot be read"),
+        ("gguf", 200, "", "counters of gguf cannot be read"),
     ],
 )  # fmt: skip
 def test_servers_that_say_nothing_of_speculation(engine: str, status: int, page: str, message: str) -> None:

@@ -12,6 +12,7 @@ from draftgauge.api.profile import profile
 from draftgauge.api.requests import DoctorRequest, PairSpec, ProfileRequest
 from draftgauge.api.runs import Warn, warn
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.diagnostics.doctor import CHECKPOINT, UNKNOWN, Evidence, examine
@@ -19,6 +20,7 @@ from draftgauge.drafters.checkpoints.building import target_ids
 from draftgauge.drafters.checkpoints.files import read_config, read_tensors
 from draftgauge.drafters.checkpoints.layouts import read_layout
 from draftgauge.drafters.checkpoints.live import CheckpointDrafter, CheckpointSource
+from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
 from draftgauge.drafters.source import drafter_kind
 from draftgauge.models.device import upload
@@ -63,21 +65,10 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: W
         return rows
     with tempfile.TemporaryDirectory(prefix="draftgauge-doctor-") as scratch:
         run = request.out or Path(scratch)
-        profile(_profiled(request, run), progress=progress, on_warning=on_warning)
+        parts = ("pair", "prompts", "output", "drafts", "sampling", "randomness", "costs")
+        recording = ProfileRequest(out=run, **{part: getattr(request, part) for part in parts})
+        profile(recording, progress=progress, on_warning=on_warning)
         return examine(_of_run(request, run, evidence))
-
-
-def _profiled(request: DoctorRequest, run: Path) -> ProfileRequest:
-    return ProfileRequest(
-        out=run,
-        pair=request.pair,
-        prompts=request.prompts,
-        output=request.output,
-        drafts=request.drafts,
-        sampling=request.sampling,
-        randomness=request.randomness,
-        costs=request.costs,
-    )
 
 
 def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evidence:
@@ -111,11 +102,9 @@ def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None)
     evidence = Evidence(target, kind, tokenizer)
     if source is None:
         return evidence
-    if kind == "language_model" and not is_gguf(source):
+    if drafter_kind(kind) is LanguageModelSource and not is_gguf(source):
         theirs, held = load_tokenizer(source, trusted, part="draft"), [quantisation_method(m) for m in (folder, source)]
-        return replace(
-            evidence, draft_tokenizer=theirs, compression=(held[0] or UNCOMPRESSED, held[1] or UNCOMPRESSED)
-        )
+        return replace(evidence, draft_tokenizer=theirs, compression=(held[0] or UNCOMPRESSED, held[1] or UNCOMPRESSED))
     if kind == CHECKPOINT:
         layout = read_layout(read_config(source), str(source))
         error = ""

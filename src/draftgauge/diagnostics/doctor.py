@@ -1,7 +1,7 @@
 """The usual reasons for low acceptance or no speed-up, each looked for in what is known of a pair.
 
-A check takes the evidence and returns a :class:`Finding`, or in words what it saw instead. A check that lacks evidence
-is not made. Acceptance near chance is a symptom: it is a finding of its own only where no other check explains it.
+A check takes the evidence and says whether its fault is there, and what it saw; None where that cannot be told. A check
+that lacks evidence is not made. Acceptance near chance is a symptom: a fault only where no other explains it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.models.compression import DTYPES
 from draftgauge.models.prompts_text import encode_prompt, token_ids
 from draftgauge.models.vocabulary import difference
@@ -36,16 +37,7 @@ UNDECIDED = 1.0  # bits: the entropy of a fair coin
 LOOKUP, CHECKPOINT = "prompt_lookup", "checkpoint"
 UNKNOWN: Any = None  # a check is only made where what it needs is known, so that it need not ask
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))  # Qwen, Mistral, Gemma 4
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A reason that was found; ``certain`` where it does harm whatever else is the case."""
-
-    what: str
-    evidence: str
-    remedy: str
-    certain: bool = True
+Seen = tuple[bool, str] | None
 
 
 @dataclass(frozen=True)
@@ -113,42 +105,32 @@ def first_tokens(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 def examine(evidence: Evidence) -> list[dict[str, Any]]:
     """All checks: rows with ``check``, ``status`` ("wrong", "suspect", "well", or "unknown" for lack of evidence),
-    ``what``, ``evidence`` and ``remedy``; the findings first."""
-    seen: dict[str, Finding | str | None] = {}
-    for name, (needs, check) in CHECKS.items():
-        seen[name] = check(evidence) if all(getattr(evidence, need) is not None for need in needs) else None
-    explained = any(isinstance(each, Finding) and each.certain for each in seen.values())
-    if evidence.trace is not None or evidence.counts is not None:
-        seen["acceptance"] = acceptance(evidence, explained)
+    ``what``, ``evidence`` and ``remedy``; the faults first."""
     rows: list[dict[str, Any]] = []
-    for name, each in seen.items():
-        row: dict[str, Any] = {"check": name, "status": "unknown" if each is None else "well"}
-        if isinstance(each, Finding):
-            row["status"] = "wrong" if each.certain else "suspect"
-            rows.append(row | {"what": each.what, "evidence": each.evidence, "remedy": each.remedy})
-        else:
-            rows.append(row | {"what": None, "evidence": each, "remedy": None})
+    for name, (check, needs, what, remedy) in CHECKS.items():
+        seen = check(evidence) if all(getattr(evidence, need) is not None for need in needs) else None
+        fault = seen is not None and seen[0]
+        if check is acceptance and any(row["status"] == "wrong" for row in rows):
+            fault = False
+        status = "unknown" if seen is None else "well" if not fault else "suspect" if name in SUSPECT else "wrong"
+        row = {"check": name, "status": status, "what": None, "evidence": seen and seen[1], "remedy": None}
+        rows.append(row | {"what": what, "remedy": remedy} if fault else row)
     return sorted(rows, key=lambda row: ("wrong", "suspect", "well", "unknown").index(row["status"]))
 
 
-def tokenizer(e: Evidence) -> Finding | str:
+def tokenizer(e: Evidence) -> Seen:
     ours, theirs = e.tokenizer.get_vocab(), e.draft_tokenizer.get_vocab()
     if differing := sorted({index for _, index in ours.items() ^ theirs.items()}):
         names = [{index: token for token, index in vocabulary.items()} for vocabulary in (ours, theirs)]
         shown = difference(differing, names[0], names[1], ("the target", "the drafter"))
-        remedy = "take a drafter of the target's own tokenizer"
-        return Finding("the drafter has another tokenizer", f"{len(differing)} ids differ: {shown}", remedy)
+        return True, f"{len(differing)} ids differ: {shown}"
     ends = [(each.bos_token, each.eos_token) for each in (e.tokenizer, e.draft_tokenizer)]
-    if ends[0] == ends[1]:
-        return f"the same {len(ours)} tokens, the same beginning and end of text"
-    return Finding(
-        "the drafter has other special tokens",
-        f"beginning and end of text are {ends[0]} to the target, {ends[1]} to the drafter",
-        "take a drafter of the same kind as the target, both base models or both instruct models",
-    )
+    if ends[0] != ends[1]:
+        return True, f"beginning and end of text are {ends[0]} to the target, {ends[1]} to the drafter"
+    return False, f"the same {len(ours)} tokens, the same beginning and end of text"
 
 
-def chat_template(e: Evidence) -> Finding | str | None:
+def chat_template(e: Evidence) -> Seen:
     if e.tokenizer.chat_template is None or not any(prompt.prompt_token for prompt in e.trace.prompts):
         return None
     added = set(e.tokenizer.added_tokens_decoder)
@@ -157,42 +139,30 @@ def chat_template(e: Evidence) -> Finding | str | None:
         return None  # the template is plain text, which a prompt may hold by itself
     bare = sum(not marks & set(prompt.prompt_token) for prompt in e.trace.prompts)
     names = " ".join(e.tokenizer.convert_ids_to_tokens(sorted(marks)))
-    if not bare:
-        return f"every prompt has tokens of the chat template ({names})"
-    return Finding(
-        "prompts do not go through the target's chat template",
-        f"{bare} of {len(e.trace.prompts)} prompts have none of its tokens ({names})",
-        "leave out --raw, or post messages to /v1/chat/completions; a base model is right to have plain text",
-    )
+    return bare > 0, f"{bare} of {len(e.trace.prompts)} prompts have none of the template's tokens ({names})"
 
 
-def made_for(e: Evidence) -> Finding | str:
-    if not e.made_for:
-        return f"the drafter was made for {e.target}"
-    return Finding(
-        "the drafter was trained on another checkpoint of the target",
-        f"its files name {e.made_for}, the target is {e.target}",
-        "load the target that it was trained on, or train it on this one (`draftgauge train --warm-start`)",
-    )
+def made_for(e: Evidence) -> Seen:
+    return bool(e.made_for), f"made for {e.made_for or e.target}, the target is {e.target}"
 
 
-def vocabulary_map(e: Evidence) -> Finding | str | None:
+def vocabulary_map(e: Evidence) -> Seen:
     """Also without the files: a drafter whose tokens carry other ids predicts well once its ids are translated."""
-    remedy = "take d2t and t2d, or the tokenizer, from the files that the weights came with"
     if e.map_error:
-        return Finding("the checkpoint's vocabulary map is damaged or of another checkpoint", e.map_error, remedy)
+        return True, e.map_error
     if e.trace is None or e.trace.sampled is not None or e.kind == LOOKUP:
-        return None if e.map_error is None else "d2t and t2d agree"
-    if not e.near_chance:
-        return f"{e.first[0]:.0%} of first drafted tokens are right as they are"
+        return None if e.map_error is None else (False, "d2t and t2d agree")
     rows, right = first_tokens(e.trace)
+    rate = e.first[0]
+    if not e.near_chance:
+        return False, f"{rate:.0%} of first drafted tokens are right as they are"
     output, before = e.trace.token[rows], np.roll(e.trace.token, 1)[rows]
     translated, repeated = translated_rate(e.trace.draft_token[rows, 0], output), translated_rate(before, output)
+    seen = (
+        f"{rate:.0%} of first drafted tokens are right, and {translated:.0%} with ids translated to those mostly there"
+    )
     # A drafter that knows nothing but the last token is translated as well as that token is.
-    if translated - max(repeated, float(right.mean())) <= TOO_RARE:
-        return f"translating the drafted ids does not help ({translated:.0%} right)"
-    seen = f"{right.mean():.0%} of first drafted tokens are right, and {translated:.0%} if each id is translated to the"
-    return Finding("the drafter's token ids are not the target's", f"{seen} token that is mostly in its place", remedy)
+    return translated - max(repeated, rate) > TOO_RARE, seen
 
 
 def translated_rate(ids: NDArray[Any], output: NDArray[Any]) -> float:
@@ -203,36 +173,25 @@ def translated_rate(ids: NDArray[Any], output: NDArray[Any]) -> float:
     return float(np.mean(tested)) if tested else 0.0
 
 
-def layers_read(e: Evidence) -> Finding | str:
+def layers_read(e: Evidence) -> Seen:
     own, best = next(iter(e.layer_rates)), max(e.layer_rates, key=e.layer_rates.__getitem__)
-    rates = [f"{e.layer_rates[layers]:.0%} with those of {list(layers)}" for layers in (own, best)]
+    rates = [f"{e.layer_rates[layers]:.0%} with those of layers {list(layers)}" for layers in (own, best)]
+    hint = f"target_layer_ids {list(best)}, or eagle_aux_hidden_state_layer_ids {[layer + 1 for layer in best]}"
     if e.layer_rates[best] - e.layer_rates[own] <= TOO_RARE:
-        return f"no neighbouring layers do better than {list(own)}"
-    return Finding(
-        "the drafter reads the wrong layers of the target",
-        f"of its first tokens are right, with the outputs of which layers, from 0: {', '.join(rates)}",
-        f"correct its config.json: target_layer_ids {list(best)}, or eagle_aux_hidden_state_layer_ids "
-        f"{[layer + 1 for layer in best]}, which count what enters a layer",
-    )
+        return False, f"no neighbouring layers do better than {list(own)}"
+    return True, f"first tokens are right, by the outputs read: {', '.join(rates)} from 0, which are {hint}"
 
 
-def thinking(e: Evidence) -> Finding | str | None:
+def thinking(e: Evidence) -> Seen:
     vocabulary = e.tokenizer.get_vocab()
     inside = _thinking_rows(e.trace, [[vocabulary.get(mark, -1) for mark in pair] for pair in THINKING])
     rows, right = first_tokens(e.trace)
     there = inside[rows]
     if min(there.sum(), (~there).sum()) < ENOUGH or e.near_chance:
-        return "no thinking in the outputs" if not inside.any() else None
+        return None if inside.any() else (False, "no thinking in the outputs")
     rates = [float(right[part].mean()) for part in (there, ~there)]
     seen = f"{rates[0]:.0%} of first drafted tokens are accepted in thinking, {rates[1]:.0%} in answers"
-    if 1 - min(rates) < TWICE * (1 - max(rates)):
-        return seen
-    return Finding(
-        f"the drafter was not trained on {'thinking' if rates[0] < rates[1] else 'answers without thinking'}",
-        seen,
-        "think as its training data do (--chat-template-args '{\"enable_thinking\": false}'), or train it on both",
-        certain=False,
-    )
+    return 1 - min(rates) >= TWICE * (1 - max(rates)), seen
 
 
 def _thinking_rows(trace: Trace, marks: list[list[int]]) -> NDArray[np.bool_]:
@@ -246,54 +205,32 @@ def _thinking_rows(trace: Trace, marks: list[list[int]]) -> NDArray[np.bool_]:
     return inside
 
 
-def compression(e: Evidence) -> Finding | str:
+def compression(e: Evidence) -> Seen:
+    full = (UNCOMPRESSED, *DTYPES)
     target, drafter = e.compression
-    full, seen = (UNCOMPRESSED, *DTYPES), f"target {target}, drafter {drafter}"
-    if (target in full) == (drafter in full):
-        return seen
-    return Finding(
-        "of target and drafter (or the target that it was trained on) one is quantised, the other not",
-        seen,
-        "compare acceptance at equal precision (`draftgauge profile --compression`), and keep the faster pair",
-        certain=False,
-    )
+    return (target in full) != (drafter in full), f"target {target}, drafter (or the target of its training) {drafter}"
 
 
-def context(e: Evidence) -> Finding | str:
+def context(e: Evidence) -> Seen:
     beyond = context_lengths(e.trace) > e.longest
-    if not beyond.any():
-        return f"no text is longer than the drafter's {e.longest} tokens"
     rows, right = first_tokens(e.trace)
     rates = [f"{right[part].mean():.0%}" if part.any() else "none" for part in (beyond[rows], ~beyond[rows])]
-    return Finding(
-        "texts are longer than the drafter was made for",
-        f"{beyond.mean():.0%} of positions are beyond its {e.longest} tokens; accepted {rates[0]}, before {rates[1]}",
-        "train it on longer texts, or switch speculation off for long requests",
-    )
+    seen = f"{beyond.mean():.0%} of positions are beyond the drafter's {e.longest} tokens"
+    return bool(beyond.any()), seen + f": accepted {rates[0]}, before {rates[1]}" * bool(beyond.any())
 
 
-def temperature(e: Evidence) -> Finding | str:
+def temperature(e: Evidence) -> Seen:
     if e.trace.sampled is None:
-        return "greedy decoding"
+        return False, "greedy decoding"
     rows, right = first_tokens(e.trace)
     undecided, rejected = e.trace.target_entropy[rows] > UNDECIDED, 1 - right
     share = float(rejected[undecided].sum() / max(rejected.sum(), 1e-9))
-    seen = f"{share:.0%} of rejections are where the target itself is undecided (over {UNDECIDED:g} bit)"
-    if share <= 0.5:  # most have other reasons
-        return seen
-    return Finding(
-        "the sampling temperature costs acceptance",
-        seen,
-        "lower temperature or top_p if outputs allow it; stop drafts where entropy is high (policy svip)",
-        certain=False,
-    )
+    return share > 0.5, f"{share:.0%} of rejections are where the target is undecided (over {UNDECIDED:g} bit)"
 
 
-def busy(e: Evidence) -> Finding | str:
-    if doubt := e.costs.doubt():
-        remedy = "measure again on a quiet machine (--measure); costs are not judged here"
-        return Finding("the machine was busy while costs were measured", doubt, remedy)
-    return "the costs agree with each other"
+def busy(e: Evidence) -> Seen:
+    doubt = e.costs.doubt()
+    return bool(doubt), doubt or "the costs agree with each other"
 
 
 def speedup(trace: Trace, costs: CostCurve) -> float:
@@ -303,24 +240,15 @@ def speedup(trace: Trace, costs: CostCurve) -> float:
     return float(plain_seconds(trace, costs).sum() / seconds)
 
 
-def draft_cost(e: Evidence) -> Finding | str | None:
-    finding = Finding(
-        "drafting costs too much on this device",
-        f"drafting a token costs {e.costs.cost_ratio():.2f} of verifying one",
-        "take a smaller drafter, one that reads the target (EAGLE-3, DFlash) or lookup, on the target's own device",
-    )
-    return _too_expensive(e, finding, _free_drafts(e.costs), _flat(e.costs))
+def draft_cost(e: Evidence) -> Seen:
+    seen = f"drafting a token costs {e.costs.cost_ratio():.2f} of verifying one"
+    return _too_expensive(e, seen, _free_drafts(e.costs), _flat(e.costs))
 
 
-def verify_cost(e: Evidence) -> Finding | str | None:
+def verify_cost(e: Evidence) -> Seen:
     row = e.costs.verify[len(e.costs.contexts) // 2]
-    finding = Finding(
-        "verification is not flat",
-        f"verifying 2 tokens costs {row[1] / row[0]:.2f} times one, {len(row)} tokens {row[-1] / row[0]:.2f} times",
-        "draft fewer tokens and stop early by a rule; fewer requests at once; another compression or kernel (quantised "
-        "ones may dequantise anew for each token); mixtures of experts read more experts for more tokens",
-    )
-    return _too_expensive(e, finding, _flat(e.costs), _free_drafts(e.costs))
+    seen = f"verifying 2 tokens costs {row[1] / row[0]:.2f} times one, {len(row)} tokens {row[-1] / row[0]:.2f} times"
+    return _too_expensive(e, seen, _flat(e.costs), _free_drafts(e.costs))
 
 
 def _free_drafts(costs: CostCurve) -> CostCurve:
@@ -331,19 +259,18 @@ def _flat(costs: CostCurve) -> CostCurve:
     return replace(costs, verify=tuple((row[0],) * len(row) for row in costs.verify))
 
 
-def _too_expensive(e: Evidence, finding: Finding, without: CostCurve, without_other: CostCurve) -> Finding | str | None:
-    """The finding if speculation does not pay and would without this cost, or if it would only without both."""
+def _too_expensive(e: Evidence, cost: str, without: CostCurve, without_other: CostCurve) -> Seen:
+    """Whether speculation does not pay and would without this cost, or would only without both."""
     if e.costs.doubt() or e.near_chance:
         return None  # not known, or not the reason
     now, then = speedup(e.trace, e.costs), speedup(e.trace, without)
-    seen = f"{finding.evidence}; the best length is {now:.2f} times as fast as plain decoding"
+    seen = f"{cost}; the best length is {now:.2f} times as fast as plain decoding"
     if now >= 1 or then < 1 <= speedup(e.trace, without_other):
-        return seen
-    return replace(finding, evidence=f"{seen}, and would be {then:.2f} times without that cost")
+        return False, seen
+    return True, f"{seen}, and would be {then:.2f} times without that cost"
 
 
-def depth(e: Evidence) -> Finding | str | None:
-    """Acceptance that breaks down behind the first token."""
+def depth(e: Evidence) -> Seen:
     if e.near_chance or (e.trace is None and e.counts is None):
         return None
     if e.counts is not None:
@@ -352,48 +279,109 @@ def depth(e: Evidence) -> Finding | str | None:
         found = [row for row in acceptance_by_depth(e.trace, resamples=1) if row["task"] == ALL_TASKS]
         rates = [(row["rate"] or 0.0, row["positions"]) for row in found]
     shown = " ".join(f"{rate:.2f}" for rate, count in rates if count)
-    seen = f"accepted at depth 1, 2, ... among those that got there: {shown}"
-    broken = [k for k, (rate, count) in enumerate(rates) if k and count >= ENOUGH and rate <= TOO_RARE]
-    if not broken:
-        return seen
-    return Finding(
-        "the drafter breaks down behind its first tokens",
-        seen,
-        f"draft {broken[0]} at most; heads trained for one token (MTP) and EAGLE drafters trained without their own "
-        "states (training-time test) do this, as does an engine that hands on the wrong states",
-    )
+    broken = any(count >= ENOUGH and rate <= TOO_RARE for rate, count in rates[1:])
+    return broken, f"accepted at depth 1, 2, ... among those that got there: {shown}"
 
 
-def acceptance(e: Evidence, explained: bool) -> Finding | str | None:
+def acceptance(e: Evidence) -> Seen:
+    if e.trace is None and e.counts is None:
+        return None
     rate, chance, count = e.first
     seen = f"{rate:.0%} of {count} first drafted tokens are accepted, {chance:.0%} by chance"
     if e.counts is not None:
         seen += f"; acceptance length {1 + e.counts.accepted / e.counts.drafts:.2f}, the bonus token counted"
-    if not e.near_chance or explained:
-        return seen
-    if e.kind == LOOKUP:
-        return Finding("outputs repeat little of their text", seen, "take a drafter that is a model", certain=False)
-    return Finding(
+    return e.near_chance, seen
+
+
+SUSPECT = ("thinking", "compression", "temperature")  # harmful in some pairs: no error by itself
+Check = tuple[Callable[[Evidence], Seen], tuple[str, ...], str, str]
+# By name: the check, the evidence that it needs, its fault in words, what to do about it.
+CHECKS: dict[str, Check] = {
+    "tokenizer": (
+        tokenizer,
+        ("tokenizer", "draft_tokenizer"),
+        "the drafter has another tokenizer, or other special tokens",
+        "take a drafter of the target's own tokenizer, and of its kind: both base models or both instruct models",
+    ),
+    "chat-template": (
+        chat_template,
+        ("tokenizer", "trace"),
+        "prompts do not go through the target's chat template",
+        "leave out --raw, or post messages to /v1/chat/completions; a base model is right to have plain text",
+    ),
+    "made-for": (
+        made_for,
+        ("made_for",),
+        "the drafter was trained on another checkpoint of the target",
+        "load the target that it was trained on, or train it on this one (`draftgauge train --warm-start`)",
+    ),
+    "vocabulary-map": (
+        vocabulary_map,
+        (),
+        "the drafter's token ids are not the target's",
+        "take d2t and t2d, or the tokenizer, from the files that the weights came with",
+    ),
+    "layers-read": (
+        layers_read,
+        ("layer_rates",),
+        "the drafter reads the wrong layers of the target",
+        "correct the layers in its config.json",
+    ),
+    "thinking": (
+        thinking,
+        ("tokenizer", "trace"),
+        "the drafter was trained without thinking, or with it only",
+        "think as its training data do (--chat-template-args '{\"enable_thinking\": false}'), or train it on both",
+    ),
+    "compression": (
+        compression,
+        ("compression",),
+        "one of target and drafter is quantised, the other not",
+        "compare acceptance at equal precision (`draftgauge profile --compression`), and keep the faster pair",
+    ),
+    "context": (
+        context,
+        ("longest", "trace"),
+        "texts are longer than the drafter was made for",
+        "train it on longer texts, or switch speculation off for long requests",
+    ),
+    "temperature": (
+        temperature,
+        ("trace",),
+        "the sampling temperature costs acceptance",
+        "lower temperature or top_p if outputs allow it; stop drafts where entropy is high (policy svip)",
+    ),
+    "busy-machine": (
+        busy,
+        ("costs",),
+        "the machine was busy while costs were measured",
+        "measure again on a quiet machine (--measure); costs are not judged here",
+    ),
+    "draft-cost": (
+        draft_cost,
+        ("trace", "costs"),
+        "drafting costs too much on this device",
+        "take a smaller drafter, one that reads the target (EAGLE-3, DFlash) or lookup, on the target's own device",
+    ),
+    "verify-cost": (
+        verify_cost,
+        ("trace", "costs"),
+        "verification is not flat",
+        "draft fewer tokens and stop early by a rule; fewer requests at once; another compression or kernel (quantised "
+        "ones may dequantise anew for each token); mixtures of experts read more experts for more tokens",
+    ),
+    "depth": (
+        depth,
+        (),
+        "the drafter breaks down behind its first tokens",
+        "draft no further; heads trained for one token (MTP) and EAGLE drafters trained without their own states "
+        "(training-time test) do this, as does an engine that hands on the wrong states",
+    ),
+    "acceptance": (
+        acceptance,
+        (),
         "the drafter is right hardly more often than chance",
-        seen,
-        "no other check explains it. By hand: weights that were not loaded (missing keys in an engine's log), another "
-        "checkpoint or fine-tune of the target, prompts or thinking unlike the training data",
-    )
-
-
-Check = Callable[[Evidence], Finding | str | None]
-CHECKS: dict[str, tuple[tuple[str, ...], Check]] = {
-    "tokenizer": (("tokenizer", "draft_tokenizer"), tokenizer),
-    "chat-template": (("tokenizer", "trace"), chat_template),
-    "made-for": (("made_for",), made_for),
-    "vocabulary-map": ((), vocabulary_map),
-    "layers-read": (("layer_rates",), layers_read),
-    "thinking": (("tokenizer", "trace"), thinking),
-    "compression": (("compression",), compression),
-    "context": (("longest", "trace"), context),
-    "temperature": (("trace",), temperature),
-    "busy-machine": (("costs",), busy),
-    "draft-cost": (("trace", "costs"), draft_cost),
-    "verify-cost": (("trace", "costs"), verify_cost),
-    "depth": ((), depth),
+        "nothing else explains it. By hand: weights that were not loaded (missing keys in an engine's log), another "
+        "checkpoint of the target, prompts unlike the training data; lookup wants outputs that repeat their text",
+    ),
 }
