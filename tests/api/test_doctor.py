@@ -101,7 +101,9 @@ def test_a_planted_fault_is_named_alone(fault: str) -> None:
 
 
 def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:
-    healthy = Evidence("t", "checkpoint", Words(), Words(), "", "", {(1, 4): 0.7}, ("none", "bf16"), 4096, TRACE, COSTS)
+    healthy = Evidence(
+        "t", "checkpoint", Words(), Words(), "", "", {(1, 4): 0.7}, ("uncompressed", "bf16"), 4096, TRACE, COSTS
+    )
     assert {row["status"] for row in examine(healthy)} == {"well"} | {"unknown"}
     assert faults(examine(Evidence(counts=SpeculationCounts(259, 1025, 357, (170, 100, 60, 27))))) == []
 

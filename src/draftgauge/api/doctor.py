@@ -90,7 +90,7 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
     drafter = UNCOMPRESSED if of_files.compression is None else of_files.compression[1]
     held = (manifest.target.compression, drafter)
     evidence = replace(of_files, trace=trace, costs=costs, compression=UNKNOWN if manifest.draft is None else held)
-    if manifest.drafter == CHECKPOINT and evidence.near_chance and trace.sampled is None:
+    if manifest.drafter == CHECKPOINT and trace.sampled is None and evidence.tokenizer is not None:
         evidence = replace(evidence, layer_rates=_layer_rates(manifest, request.pair, trace))
     return evidence
 

@@ -6,9 +6,11 @@ that lacks evidence is not made. Acceptance near chance is a symptom: a fault on
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
@@ -107,14 +109,14 @@ def examine(evidence: Evidence) -> list[dict[str, Any]]:
     """All checks: rows with ``check``, ``status`` ("wrong", "suspect", "well", or "unknown" for lack of evidence),
     ``what``, ``evidence`` and ``remedy``; the faults first."""
     rows: list[dict[str, Any]] = []
-    for name, (check, needs, what, remedy) in CHECKS.items():
+    for name, (check, needs) in CHECKS.items():
         seen = check(evidence) if all(getattr(evidence, need) is not None for need in needs) else None
         fault = seen is not None and seen[0]
         if check is acceptance and any(row["status"] == "wrong" for row in rows):
             fault = False
         status = "unknown" if seen is None else "well" if not fault else "suspect" if name in SUSPECT else "wrong"
-        row = {"check": name, "status": status, "what": None, "evidence": seen and seen[1], "remedy": None}
-        rows.append(row | {"what": what, "remedy": remedy} if fault else row)
+        what, remedy = (TEXTS[name]["what"], TEXTS[name]["do"]) if fault else (None, None)
+        rows.append({"check": name, "status": status, "what": what, "evidence": seen and seen[1], "remedy": remedy})
     return sorted(rows, key=lambda row: ("wrong", "suspect", "well", "unknown").index(row["status"]))
 
 
@@ -152,10 +154,10 @@ def vocabulary_map(e: Evidence) -> Seen:
         return True, e.map_error
     if e.trace is None or e.trace.sampled is not None or e.kind == LOOKUP:
         return None if e.map_error is None else (False, "d2t and t2d agree")
-    rows, right = first_tokens(e.trace)
     rate = e.first[0]
     if not e.near_chance:
         return False, f"{rate:.0%} of first drafted tokens are right as they are"
+    rows, _ = first_tokens(e.trace)
     output, before = e.trace.token[rows], np.roll(e.trace.token, 1)[rows]
     translated, repeated = translated_rate(e.trace.draft_token[rows, 0], output), translated_rate(before, output)
     seen = (
@@ -294,94 +296,21 @@ def acceptance(e: Evidence) -> Seen:
 
 
 SUSPECT = ("thinking", "compression", "temperature")  # harmful in some pairs: no error by itself
-Check = tuple[Callable[[Evidence], Seen], tuple[str, ...], str, str]
-# By name: the check, the evidence that it needs, its fault in words, what to do about it.
-CHECKS: dict[str, Check] = {
-    "tokenizer": (
-        tokenizer,
-        ("tokenizer", "draft_tokenizer"),
-        "the drafter has another tokenizer, or other special tokens",
-        "take a drafter of the target's own tokenizer, and of its kind: both base models or both instruct models",
-    ),
-    "chat-template": (
-        chat_template,
-        ("tokenizer", "trace"),
-        "prompts do not go through the target's chat template",
-        "leave out --raw, or post messages to /v1/chat/completions; a base model is right to have plain text",
-    ),
-    "made-for": (
-        made_for,
-        ("made_for",),
-        "the drafter was trained on another checkpoint of the target",
-        "load the target that it was trained on, or train it on this one (`draftgauge train --warm-start`)",
-    ),
-    "vocabulary-map": (
-        vocabulary_map,
-        (),
-        "the drafter's token ids are not the target's",
-        "take d2t and t2d, or the tokenizer, from the files that the weights came with",
-    ),
-    "layers-read": (
-        layers_read,
-        ("layer_rates",),
-        "the drafter reads the wrong layers of the target",
-        "correct the layers in its config.json",
-    ),
-    "thinking": (
-        thinking,
-        ("tokenizer", "trace"),
-        "the drafter was trained without thinking, or with it only",
-        "think as its training data do (--chat-template-args '{\"enable_thinking\": false}'), or train it on both",
-    ),
-    "compression": (
-        compression,
-        ("compression",),
-        "one of target and drafter is quantised, the other not",
-        "compare acceptance at equal precision (`draftgauge profile --compression`), and keep the faster pair",
-    ),
-    "context": (
-        context,
-        ("longest", "trace"),
-        "texts are longer than the drafter was made for",
-        "train it on longer texts, or switch speculation off for long requests",
-    ),
-    "temperature": (
-        temperature,
-        ("trace",),
-        "the sampling temperature costs acceptance",
-        "lower temperature or top_p if outputs allow it; stop drafts where entropy is high (policy svip)",
-    ),
-    "busy-machine": (
-        busy,
-        ("costs",),
-        "the machine was busy while costs were measured",
-        "measure again on a quiet machine (--measure); costs are not judged here",
-    ),
-    "draft-cost": (
-        draft_cost,
-        ("trace", "costs"),
-        "drafting costs too much on this device",
-        "take a smaller drafter, one that reads the target (EAGLE-3, DFlash) or lookup, on the target's own device",
-    ),
-    "verify-cost": (
-        verify_cost,
-        ("trace", "costs"),
-        "verification is not flat",
-        "draft fewer tokens and stop early by a rule; fewer requests at once; another compression or kernel (quantised "
-        "ones may dequantise anew for each token); mixtures of experts read more experts for more tokens",
-    ),
-    "depth": (
-        depth,
-        (),
-        "the drafter breaks down behind its first tokens",
-        "draft no further; heads trained for one token (MTP) and EAGLE drafters trained without their own states "
-        "(training-time test) do this, as does an engine that hands on the wrong states",
-    ),
-    "acceptance": (
-        acceptance,
-        (),
-        "the drafter is right hardly more often than chance",
-        "nothing else explains it. By hand: weights that were not loaded (missing keys in an engine's log), another "
-        "checkpoint of the target, prompts unlike the training data; lookup wants outputs that repeat their text",
-    ),
+TEXTS = tomllib.loads(files(__package__).joinpath("doctor.toml").read_text("utf-8"))
+# By name: the check, and the evidence that it needs.
+CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
+    "tokenizer": (tokenizer, ("tokenizer", "draft_tokenizer")),
+    "chat-template": (chat_template, ("tokenizer", "trace")),
+    "made-for": (made_for, ("made_for",)),
+    "vocabulary-map": (vocabulary_map, ()),
+    "layers-read": (layers_read, ("layer_rates",)),
+    "thinking": (thinking, ("tokenizer", "trace")),
+    "compression": (compression, ("compression",)),
+    "context": (context, ("longest", "trace")),
+    "temperature": (temperature, ("trace",)),
+    "busy-machine": (busy, ("costs",)),
+    "draft-cost": (draft_cost, ("trace", "costs")),
+    "verify-cost": (verify_cost, ("trace", "costs")),
+    "depth": (depth, ()),
+    "acceptance": (acceptance, ()),
 }
