@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import draftgauge as dg
 from command_line import draftgauge
@@ -19,6 +19,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.diagnostics.doctor import Evidence, examine
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.layouts import read_layout
+from draftgauge.drafters.checkpoints.shapes import _shapes
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.serving.counters import SpeculationCounts, read_counts
@@ -123,14 +124,16 @@ def test_the_bundled_pair_is_healthy_but_for_prompts_without_its_template(tmp_pa
 def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
     """Its head is fitted to the outputs of layers 1 to 3, and its configuration names those above."""
     models = save_models(tmp_path)
-    target = save_tiny(tmp_path / "deep", hidden_size=16, num_hidden_layers=6, vocab_size=48)
-    options = SMALL | {"target": str(target), "prompts": str(models["prompts"]), "max_new_tokens": 40}
+    target = save_tiny(tmp_path / "deep", num_hidden_layers=6)
+    options = SMALL | {"target": str(target), "prompts": str(models["prompts"]), "max_new_tokens": 40, "gamma_max": 1}
     dg.profile(**options, drafter="prompt_lookup", out=tmp_path / "plain")
-    config, weights = json.loads((FIXTURE / "config.json").read_text()), load_file(FIXTURE / "model.safetensors")
-    config |= {"draft_vocab_size": 48, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
-    weights = {name: each for name, each in weights.items() if name not in ("d2t", "t2d")}
+    config = json.loads((FIXTURE / "config.json").read_text())
+    config |= {"draft_vocab_size": 96, "vocab_size": 96, "hidden_size": 64}
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    torch.manual_seed(0)
+    weights = {name: torch.randn(shape) for name, shape in _shapes(read_layout(config, "it"), (), 64)[0].items()}
     weights |= {name: 0 * each for name, each in weights.items() if "o_proj" in name or "down_proj" in name}
-    weights["lm_head.weight"] = torch.zeros(48, 16)
+    weights["lm_head.weight"] = torch.zeros(96, 64)
     drafter = tmp_path / "drafter"
     drafter.mkdir()
     save_file(weights, drafter / "model.safetensors")
@@ -143,7 +146,7 @@ def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
         model.reset()
         model.forward(text)
         states.append(net.weights.norm("norm", net.take_in(net.begin(), text[1:], taps.hidden(0, len(text) - 1)))[:-1])
-        wanted.append(torch.nn.functional.one_hot(text[2:], 48).float())
+        wanted.append(torch.nn.functional.one_hot(text[2:], 96).float())
     fitted = torch.linalg.lstsq(torch.cat(states), torch.cat(wanted)).solution.T.contiguous()
     save_file(weights | {"lm_head.weight": fitted}, drafter / "model.safetensors")
     assert set(faults(dg.doctor(**options, drafter=str(drafter)))) <= COSTLY
