@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from command_line import draftgauge
 from draftgauge.api import recording
+from draftgauge.api.advise import advise
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.recording import batch_models, check_batches
@@ -19,9 +21,13 @@ from draftgauge.api.report import write_report
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.models import rows as static_rows
+from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.batch import WHOLE_BATCH, AdaptiveVerification
+from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.reader import read_trace
 from tiny import save_tiny
 
 SMALL: dict[str, Any] = {"gamma_max": 2, "max_new_tokens": 8, "cost_seconds": 0}
@@ -49,7 +55,7 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
     assert costs.batched is not None
     assert (costs.batched.batches, costs.batched.gamma_max) == ((1, 3), 2)
     rows = replay(run, batches=(1, 2, 3), policies=("hf-confidence", "stopping"))
-    assert [row["batch"] for row in rows] == [1] * 5 + [2] * 5 + [3] * 5
+    assert [row["batch"] for row in rows] == [1] * 7 + [2] * 7 + [3] * 7
     for batch in (1, 2, 3):
         fixed = [row for row in rows if row["batch"] == batch and row["gamma"] is not None]
         assert [row["gamma"] for row in fixed] == [0, 1, 2]
@@ -64,6 +70,40 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
     before = (run / COSTS_NAME).read_bytes()
     profile(**(models | SMALL), out=run, batches=(3,))  # known
     assert (run / COSTS_NAME).read_bytes() == before
+
+
+def test_adaptive_verification_admits_the_likeliest_tokens_of_all_requests() -> None:
+    """Requests compete: with a budget of two tokens the sure one keeps both of its own."""
+
+    def flat(requests: int, tokens: Any, context: int) -> Any:
+        return 1.0 + 0.0 * tokens
+
+    def steep(requests: int, tokens: Any, context: int) -> Any:
+        return 1.0 + 1e3 * np.maximum(tokens - requests - 2, 0)
+
+    drafted = {n: [Signal(d, c, 0.0, c, 5) for d in (1, 2)] for n, c in enumerate((0.9, 0.2))}
+    assert AdaptiveVerification(2, flat, learned=False).admit(drafted, 9) == {0: 2, 1: 2}
+    assert AdaptiveVerification(2, steep, learned=False).admit(drafted, 9) == {0: 2, 1: 0}
+    learning = AdaptiveVerification(2, steep, learned=True, refit=60, warm_up=1)
+    assert learning.admit(drafted, 9) == {0: 2, 1: 2}  # whole drafts until it has learned
+    for _ in range(60):
+        learning.observe(0, Step(2, 2, 3, drafted[0]))
+        learning.observe(1, Step(2, 0, 1, drafted[1]))
+    assert learning.admit(drafted, 9) == {0: 2, 1: 0}
+
+
+def test_advice_at_a_batch_says_whether_adaptive_verification_pays(run: Path) -> None:
+    costs = CostCurve.load(run / COSTS_NAME)
+    rows = batch_rows(read_trace(run), costs, (3,), tuple(WHOLE_BATCH))
+    free = replace(costs.batched, verify=tuple(((0.01,) * 3,) for _ in costs.batched.batches), contexts=(1,))
+    free = replace(free, draft=tuple(((1e-9,),) for _ in free.batches), signals=(0.0,) * len(free.batches))
+    at_once = batch_rows(read_trace(run), replace(costs, batched=free), (3,), tuple(WHOLE_BATCH))
+    at_once = {row["policy"]: row for row in at_once}
+    whole = at_once["fixed:2"]["tokens_per_step"]  # where verifying is flat nothing is left out
+    assert at_once["confidence-scheduled"]["tokens_per_step"] == pytest.approx(whole, rel=0.02)
+    advised = next(row for row in advise(run, batch=3) if row["advised"])["at_batch"]
+    for row in rows:
+        assert row["gamma"] is not None or f"{row['policy']} " in advised
 
 
 def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:

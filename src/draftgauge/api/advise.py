@@ -27,6 +27,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.models.reference import resolve_source
 from draftgauge.policies.registry import make_policy
+from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.simulate import can_replay, replay_lengths
 from draftgauge.replaying.splits import Design, design_of
 from draftgauge.replaying.verdict import Verdict
@@ -61,7 +62,7 @@ COLUMNS = (
     *("tokens_per_step", "drafted_per_step", "acceptance_rate", "pays_below"),
     # of the setting advised only
     *("verdict", "known", "flags", "length_only", "best_length", "by_batch", "drawn", "recorded_with"),
-    *("acceptance", "acceptance_to_pay", "server_tokens_per_step", "expected_tokens_per_step"),
+    *("acceptance", "acceptance_to_pay", "at_batch", "server_tokens_per_step", "expected_tokens_per_step"),
 )
 
 
@@ -104,10 +105,10 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (the most plain steps that a step
         of this length may take to pay). The advised one also has ``verdict`` in words and whether it is ``known``, see
         :class:`~draftgauge.replaying.verdict.Verdict`; ``flags``; ``length_only`` (the flags change only the length of
-        a server whose drafter is not known); ``best_length``; ``by_batch`` (best lengths as JSON); ``acceptance`` and
-        ``acceptance_to_pay``; ``drawn`` (the share of an imported trace that had to be drawn);
-        ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server, and what the run expects at
-        its length); ``recorded_with`` (options of ``draftgauge generate``).
+        a server whose drafter is not known); ``best_length``; ``by_batch`` (best lengths as JSON); ``at_batch`` (rules
+        that adapt to the load, in words); ``acceptance`` and ``acceptance_to_pay``; ``drawn`` (the share of an imported
+        trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server,
+        and what the run expects at its length); ``recorded_with`` (options of ``draftgauge generate``).
 
     Raises:
         DraftgaugeError: for an unknown engine, unknown costs, or a server that does not answer, counts no speculation,
@@ -286,10 +287,32 @@ def _rows(
         "drawn": source.drawn,
         "recorded_with": shlex.join(source.deployment.options) or None,
     }
+    if request.batch is not None:
+        best["at_batch"] = _at_batch(design, source.curve, request.batch)
     _advise(request, engine, best, advice.verdict, lengths, source.deployment)
     if source.first and advice.verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
+
+
+SWITCHES = {  # where engines have the rules for whole batches
+    "adaptive-verification": 'vLLM: "enable_adaptive_verification": true in --speculative-config',
+    "confidence-scheduled": "a checkpoint with DSpark's confidence head",
+    "sglang-adaptive": "SGLang: --speculative-adaptive",
+}
+
+
+def _at_batch(design: Design, costs: CostCurve, batch: int) -> str:
+    """Whether rules that adapt to the load pay over the best fixed length in a batch, in words."""
+    rows = batch_rows(design.trace, costs, [batch], tuple(SWITCHES))
+    fixed = next(row for row in rows if row["best"])
+    said = [f"at {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_none']:.2f} times no drafts)"]
+    for row in rows:
+        if row["gamma"] is None:
+            gain = row["tokens_per_second"] / fixed["tokens_per_second"] - 1
+            advice = f"switch it on ({SWITCHES[row['policy']]})" if gain > 0 else "leave it off"
+            said.append(f"{row['policy']} {gain:+.1%} over it: {advice}")
+    return "; ".join(said)
 
 
 def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:

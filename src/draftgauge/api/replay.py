@@ -20,6 +20,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
+from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.registry import current_name, with_objects
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.replaying.batch_rows import batch_rows
@@ -80,7 +81,7 @@ def replay(
         if request.batches:
             # Plain decoding and every fixed length are compared anyway.
             others = tuple(spec for spec in map(current_name, request.policies) if spec not in ("fixed", "no-draft"))
-            rows += batch_rows(design.trace, costs, request.batches, others)
+            rows += batch_rows(design.trace, costs, request.batches, (*others, *WHOLE_BATCH))
             continue
         stored = None
         if request.datastore is not None:

@@ -16,7 +16,7 @@ from draftgauge.core.files import atomic_write_text
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 FORMS = ("prompt", "turns", "messages", "conversations", "body")
-ID_KEYS = ("id", "question_id", "custom_id")
+ID_KEYS = ("id", "question_id", "custom_id", "task_id")  # "task_id": HumanEval, also in speculator_benchmarks
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 SEALED = "sealed"  # of prompts that are judged on where they are asked for by name, and read for nothing else
 
@@ -53,8 +53,9 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read a prompt file: JSON Lines, or a JSON array of such objects.
 
-    Each is an object with one of these, and optionally ``task`` or ``category``, ``id``, ``question_id`` or
-    ``custom_id``, ``split`` ("train", "validation", "test") and ``reference``:
+    So are Spec-Bench, SPEED-Bench, speculator_benchmarks, MT-bench, HumanEval, ShareGPT and OpenAI's batch files. Each is
+    an object with one of these, and optionally ``task`` or ``category``, ``id``, ``question_id``, ``custom_id`` or
+    ``task_id``, ``split`` ("train", "validation", "test") and ``reference``:
 
     - ``prompt``: text,
     - ``turns``: a list of texts as in MT-bench, whose first is the text,

@@ -6,13 +6,22 @@ The batch drafts by depth: at each one some of the requests draft a token in one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Extends, Policy, Signal, Step, StepCosts, asks_after_each_token, begin, reads_of
 from draftgauge.policies.registry import make_policy
+from draftgauge.policies.vllm import Depth, logit_margin
+
+BatchSeconds = Callable[[int, NDArray[np.int64], int], NDArray[np.float64]]
+# Rules for a whole batch, by name: whether they learn chances of acceptance, or take the drafter's confidences.
+WHOLE_BATCH = {"adaptive-verification": True, "confidence-scheduled": False}
 
 
 class BatchPolicy(Protocol):
@@ -38,6 +47,71 @@ class BatchPolicy(Protocol):
         ...
 
     def observe(self, slot: int, step: Step) -> None: ...
+
+
+@runtime_checkable
+class Admits(Protocol):
+    """A batch policy that verifies only a part of what was drafted."""
+
+    def admit(self, drafted: Mapping[int, Sequence[Signal]], context: int) -> dict[int, int]:
+        """By slot, how many of its drafted tokens are verified."""
+        ...
+
+
+class AdaptiveVerification:
+    """Whole drafts for every request; of all drafted tokens of the batch those are verified that are likeliest to
+    survive, as many as give the most expected tokens per second.
+
+    vLLM 0.32, ``enable_adaptive_verification``
+    (https://docs.vllm.ai/en/v0.32.0/features/speculative_decoding/adaptive_verification/): a token survives if it and
+    those before it are accepted, and requests compete for one budget. With ``learned``, chances of acceptance are
+    learned from the draft's margins, as :class:`~draftgauge.policies.vllm.AdaptiveVerification` does for one request,
+    and whole drafts are verified until they are; else they are the drafter's confidences, as of DSpark's confidence
+    head (arXiv 2607.05147, confidence-scheduled verification).
+    """
+
+    reads: Reads = frozenset({SignalName.CONFIDENCE, SignalName.MARGIN})
+
+    def __init__(self, gamma: int, seconds: BatchSeconds, learned: bool, refit: int = 100, warm_up: int = 3) -> None:
+        """``gamma``: tokens of a whole draft; ``seconds(requests, tokens, context)`` of verifying; ``refit`` and
+        ``warm_up`` as in vLLM, counted in steps of requests."""
+        self._gamma, self._seconds, self._learned = gamma, seconds, learned
+        self._refit, self._steps, self._warm_up = refit, 0, warm_up * refit
+        self._depths = [Depth() for _ in range(gamma)]
+
+    def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
+        pass
+
+    def first(self, caps: Mapping[int, int]) -> list[int]:
+        return [slot for slot, cap in caps.items() if cap > 0]
+
+    def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
+        return [slot for slot, signal in drafted.items() if signal.depth < self._gamma]
+
+    def admit(self, drafted: Mapping[int, Sequence[Signal]], context: int) -> dict[int, int]:
+        if self._learned and self._steps < self._warm_up:
+            return {slot: len(signals) for slot, signals in drafted.items()}
+        survivals = []  # of each drafted token, falling along a draft, so that the likeliest are beginnings of drafts
+        for slot, signals in drafted.items():
+            chance = 1.0
+            for signal in signals:
+                learned = self._depths[signal.depth - 1].chance(logit_margin(signal)) if self._learned else None
+                chance *= signal.confidence if learned is None else learned
+                survivals.append((chance, slot))
+        survivals.sort(key=lambda each: -each[0])
+        requests = len(drafted)
+        tokens = requests + np.arange(len(survivals) + 1)
+        expected = requests + np.cumsum([0.0, *(chance for chance, _ in survivals)])
+        budget = int(np.argmax(expected / self._seconds(requests, tokens, context)))
+        admitted = Counter(slot for _, slot in survivals[:budget])
+        return {slot: admitted[slot] for slot in drafted}
+
+    def observe(self, slot: int, step: Step) -> None:
+        for depth, signal in zip(self._depths, step.signals[: step.accepted + 1], strict=False):
+            depth.add(logit_margin(signal), signal.depth <= step.accepted)
+        self._steps += 1
+        if self._steps % self._refit == 0:
+            self._depths = [depth.refit() for depth in self._depths]
 
 
 class PerRequest:
@@ -81,8 +155,13 @@ class PerRequest:
         return within and (not self._asks or self._policies[slot].keep_drafting(signal))
 
 
-def make_batch_policy(spec: str, slots: int, gamma_max: int, costs: StepCosts | None) -> BatchPolicy:
-    """A new policy for each of up to ``slots`` requests at once; arguments as of
-    :func:`~draftgauge.policies.registry.make_policy`.
+def make_batch_policy(
+    spec: str, slots: int, gamma_max: int, costs: StepCosts | None, verify_seconds: BatchSeconds | None = None
+) -> BatchPolicy:
+    """A new policy for each of up to ``slots`` requests at once, arguments as of
+    :func:`~draftgauge.policies.registry.make_policy`; or one of :data:`WHOLE_BATCH` for all, which needs
+    ``verify_seconds(requests, tokens, context)``.
     """
+    if spec in WHOLE_BATCH and verify_seconds is not None:
+        return AdaptiveVerification(gamma_max, verify_seconds, learned=WHOLE_BATCH[spec])
     return PerRequest([make_policy(spec, gamma_max, costs) for _ in range(slots)])

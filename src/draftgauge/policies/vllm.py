@@ -19,7 +19,7 @@ _LARGEST_EXPONENT = 700.0
 
 
 @dataclass
-class _Depth:
+class Depth:
     """The chance at one depth, ``sigmoid(weight * margin + bias)``, and the sums since the last refit."""
 
     weight: float = 0.0
@@ -45,15 +45,15 @@ class _Depth:
         self.slope += residual * margin
         self.level += residual
 
-    def refit(self) -> _Depth:
+    def refit(self) -> Depth:
         """One Newton step, then fresh sums; no step if too little was seen or the weight would become negative."""
         squares, ones = self.squares + _RIDGE, self.ones + _RIDGE
         determinant = squares * ones - self.cross * self.cross
         if self.count < _LEAST_OBSERVATIONS or abs(determinant) <= _LEAST_DETERMINANT:
-            return _Depth(self.weight, self.bias)
+            return Depth(self.weight, self.bias)
         weight = self.weight + (ones * self.slope - self.cross * self.level) / determinant
         bias = self.bias + (squares * self.level - self.cross * self.slope) / determinant
-        return _Depth(weight, bias) if weight >= 0 else _Depth(self.weight, self.bias)
+        return Depth(weight, bias) if weight >= 0 else Depth(self.weight, self.bias)
 
 
 class AdaptiveVerification(PolicyBase):
@@ -87,7 +87,7 @@ class AdaptiveVerification(PolicyBase):
         self.refit = refit
         self._steps_of_warm_up = refit * warm_up
         self._steps = 0
-        self._depths = [_Depth() for _ in range(gamma)]
+        self._depths = [Depth() for _ in range(gamma)]
         self._survival = 1.0  # of the step's last token
         self._tokens = 1.0  # expected of the step, if it ended there
         self._rate = 0.0  # and a second

@@ -20,6 +20,8 @@ def batch_rows(
 ) -> list[dict[str, Any]]:
     """Every fixed length, and some policies, in batches of several sizes, over the same resampled prompts.
 
+    ``specs`` are of policies, one for each request, or of :data:`~draftgauge.policies.batch.WHOLE_BATCH`, one for all.
+
     Returns:
         One row for each batch size and policy: ``batch``, ``policy``, ``gamma`` (None for a policy that is no fixed
         length), ``tokens_per_second`` of the whole batch, ``tokens_per_step`` and ``drafted_per_step`` of a request,
@@ -33,7 +35,7 @@ def batch_rows(
         queue = resampled(len(trace.prompts), batch, np.random.default_rng(0))
         of_batch: list[dict[str, Any]] = []
         for spec in dict.fromkeys((*fixed, *specs)):
-            policy = make_batch_policy(spec, batch, longest, costs)
+            policy = make_batch_policy(spec, batch, longest, costs, passes.verify_seconds)
             outcome = replay_batch(trace, policy, passes, batch, queue)
             of_batch.append(
                 {

@@ -15,7 +15,7 @@ import numpy as np
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
-from draftgauge.policies.batch import BatchPolicy
+from draftgauge.policies.batch import Admits, BatchPolicy
 from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.trace import Trace
@@ -122,9 +122,12 @@ class _Batch:
     def step(self) -> list[int]:
         context = max(cursor.context for cursor in self.slots.values())
         shown = self.propose(context)
-        tokens = [len(signals) + 1 for signals in shown.values()]
-        self.verifications.append((len(tokens), sum(tokens), context))
-        return [slot for slot, cursor in self.slots.items() if self.commit(slot, cursor, shown[slot])]
+        verified = {slot: len(signals) for slot, signals in shown.items()}
+        if isinstance(self.policy, Admits):
+            verified = self.policy.admit(shown, context)
+        self.verifications.append((len(shown), sum(verified.values()) + len(shown), context))
+        slots = list(self.slots.items())
+        return [slot for slot, cursor in slots if self.commit(slot, cursor, shown[slot], verified[slot])]
 
     def propose(self, context: int) -> dict[int, list[Signal]]:
         """The signals of what each slot drafts."""
@@ -141,13 +144,13 @@ class _Batch:
             slots = self.policy.onward(able) if able else []
         return shown
 
-    def commit(self, slot: int, cursor: _Cursor, shown: list[Signal]) -> bool:
+    def commit(self, slot: int, cursor: _Cursor, shown: list[Signal], verified: int) -> bool:
         """Commit what is accepted; whether the prompt's output has ended."""
         drafted = len(shown)
-        accepted = min(drafted, self.accepts[cursor.row])
+        accepted = min(verified, self.accepts[cursor.row])
         committed = min(accepted + 1, cursor.end - cursor.row)
         text = self.tokens[cursor.row : cursor.row + committed] if self.reads_text else ()
-        proposed = min(drafted, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
+        proposed = min(verified, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
         self.policy.observe(slot, Step(proposed, accepted, committed, shown[:proposed], NAN, text))
         self.counts["committed"] += committed
         self.counts["drafted"] += drafted

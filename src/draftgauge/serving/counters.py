@@ -100,7 +100,7 @@ def read_counts(engine: str, place: str) -> SpeculationCounts:
         )
     saved = Path(place).is_file()
     text = read_text(Path(place), "page of metrics") if saved else fetch_text(place, "/metrics")
-    if text.lstrip().startswith("{"):
+    if saved and text.lstrip().startswith("{"):
         counts: SpeculationCounts | None = _of_answers(engine, Path(place))
     else:
         samples = parse_metrics(text)
@@ -109,7 +109,7 @@ def read_counts(engine: str, place: str) -> SpeculationCounts:
     if counts is None:
         what = f"is one of {others[0]}" if others else f"counts no speculation; {_STARTED[engine]}"
         raise DraftgaugeError(f"the server at {place} {what}")
-    if counts.drafts == 0 or counts.drafted == 0:
+    if counts.drafts <= 0 or counts.drafted == 0:
         raise DraftgaugeError(
             f"the server at {place} has drafted nothing yet: send it the requests that it is to be judged on, or, if "
             f"it runs without speculation, {_STARTED[engine]}"

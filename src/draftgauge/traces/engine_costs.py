@@ -13,6 +13,7 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
+from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve, CostTable
 
 FORMAT = "draftgauge engine costs"
@@ -62,7 +63,14 @@ class EngineCosts:
             compression="",  # an engine may serve any checkpoint
             device=self.engine,
             dtype="",
+            batched=self.of_batches() if self.batches[0] == 1 else None,
         )
+
+    def of_batches(self) -> BatchCosts:
+        """What passes take in which requests draft and verify different numbers of tokens: by their mean."""
+        verify = tuple((row,) for row in self.verify)
+        draft = tuple(((max(row[1], 1e-9),),) for row in self.draft)
+        return BatchCosts(self.batches, (max(1, self.context),), verify, draft, (0.0,) * len(self.batches))
 
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first field that cannot be."""

@@ -261,7 +261,11 @@ class AdviseRequest:
     requests: Path | None = option(None, help="vLLM's answers with metrics of every step, in place of a recorded run.")
     policies: tuple[str, ...] = policies_option("a policy to try beside the fixed lengths; may be repeated.")
     judged: JudgedSpec = JudgedSpec()
+    batch: int | None = option(None, help="also say whether adaptive verification pays at this many requests at once.")
     settings: Path | None = option(None, help="also write the engine's own settings to this file.")
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "batch")
 
 
 @dataclass(frozen=True, kw_only=True)
