@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,20 @@ def test_files_that_people_have_are_read(
     first, second = read_prompts(path)
     assert (first.messages, first.text) == (messages, "" if messages else "6 * 7?")
     assert (first.identifier, first.reference, second.identifier, second.reference) == ("r1", reference, "1", "mine")
+
+
+@pytest.mark.parametrize(
+    ("entry", "identifier", "task"),
+    [
+        ({"question_id": 81, "category": "writing", "turns": ["Hi", "More"], "reference": []}, "81", "writing"),
+        ({"question_id": "c7", "category": "coding", "turns": ["Hi"], "multiturn": False}, "c7", "coding"),
+        ({"task_id": "HumanEval/0", "prompt": "Hi", "entry_point": "f", "test": "assert f()"}, "HumanEval/0", "qa"),
+    ],
+    ids=["Spec-Bench", "SPEED-Bench", "speculator_benchmarks"],
+)  # fmt: skip
+def test_benchmarks_of_speculation_are_read(tmp_path: Path, entry: dict[str, Any], identifier: str, task: str) -> None:
+    (prompt,) = read_prompts(write(tmp_path / "qa.jsonl", entry))
+    assert (prompt.text, prompt.identifier, prompt.task) == ("Hi", identifier, task)
 
 
 def test_selection_keeps_the_index(tmp_path: Path) -> None:

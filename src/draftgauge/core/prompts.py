@@ -53,9 +53,9 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read a prompt file: JSON Lines, or a JSON array of such objects.
 
-    So are Spec-Bench, SPEED-Bench, speculator_benchmarks, MT-bench, HumanEval, ShareGPT and OpenAI's batch files. Each is
-    an object with one of these, and optionally ``task`` or ``category``, ``id``, ``question_id``, ``custom_id`` or
-    ``task_id``, ``split`` ("train", "validation", "test") and ``reference``:
+    Spec-Bench, SPEED-Bench, speculator_benchmarks, MT-bench, HumanEval, ShareGPT and OpenAI's batch files are such
+    files. Each line is an object with one of these, and optionally ``task`` or ``category``, ``id``, ``question_id``,
+    ``custom_id`` or ``task_id``, ``split`` ("train", "validation", "test") and ``reference``:
 
     - ``prompt``: text,
     - ``turns``: a list of texts as in MT-bench, whose first is the text,
