@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 import draftgauge as dg
 from command_line import draftgauge
+from draftgauge.api.doctor_checks import Evidence, examine
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.diagnostics.doctor import Evidence, examine
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.layouts import read_layout
 from draftgauge.drafters.checkpoints.shapes import _shapes

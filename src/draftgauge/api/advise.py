@@ -328,12 +328,7 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
 
 
 def _advise(
-    request: AdviseRequest,
-    engine: Engine,
-    best: Row,
-    verdict: Verdict,
-    lengths: dict[int, int],
-    deployment: Deployment,
+    request: AdviseRequest, engine: Engine, best: Row, verdict: Verdict, lengths: dict[int, int], deployment: Deployment
 ) -> None:
     """Add the verdict and the engine's flags to the advised row, and write the engine's settings to a file."""
     best |= {"advised": True, "verdict": str(verdict), "known": not verdict.unknown}

@@ -14,14 +14,7 @@ from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
 from draftgauge.api.pair import Pair, check_draft_is_used, labelled, load_pair, load_pair_of, refuse_beside_pair
-from draftgauge.api.policies import (
-    NamedPolicy,
-    expanded,
-    fitted_on,
-    read_policies,
-    warn_of_other_pairs,
-    warn_of_seen,
-)
+from draftgauge.api.policies import NamedPolicy, expanded, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
 from draftgauge.api.runs import read_run, select_runs, warn

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
 from draftgauge.api.pair import drafter_of, load_pair_of, target_folder, target_of
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import DoctorRequest, PairSpec, ProfileRequest
@@ -15,7 +16,6 @@ from draftgauge.api.verb import verb
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.progress import Progress, silent
-from draftgauge.diagnostics.doctor import CHECKPOINT, UNKNOWN, Evidence, examine
 from draftgauge.drafters.checkpoints.building import target_ids
 from draftgauge.drafters.checkpoints.files import read_config, read_tensors
 from draftgauge.drafters.checkpoints.layouts import read_layout
@@ -47,7 +47,7 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: W
     run is looked at. Of a recorded run, its files where they are still there. Of an engine, only its counters.
 
     Returns:
-        Rows as of :func:`draftgauge.diagnostics.doctor.examine`: ``check``, ``status`` ("wrong", "suspect", "well",
+        Rows as of :func:`draftgauge.api.doctor_checks.examine`: ``check``, ``status`` ("wrong", "suspect", "well",
         "unknown"), ``what``, ``evidence`` and ``remedy``.
 
     Raises:

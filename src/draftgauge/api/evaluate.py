@@ -24,13 +24,7 @@ from draftgauge.drafters.reuse.persistence import trained_compression, trained_d
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.crossed import (
-    Counts,
-    alpha_intervals,
-    interval,
-    mean_accepted,
-    retention,
-)
+from draftgauge.statistics.crossed import Counts, alpha_intervals, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
 
 Row = dict[str, Any]

@@ -33,11 +33,7 @@ GRADIENTS = DRAFTER | {
     "gradient_to_weight": "over weights",
     "gradient_share": "positions reached",
 }
-GATE = DRAFTER | {
-    "depth": "depth",
-    "gate_mean": "mean",
-    "gate_open": "share open",
-}
+GATE = DRAFTER | {"depth": "depth", "gate_mean": "mean", "gate_open": "share open"}
 
 
 def diagnose(request: DiagnoseRequest) -> list[dict[str, Any]]:

@@ -26,13 +26,7 @@ WHOLE = {
     "tokens_per_second": "tokens/s",
     "ratio": "x plain",
 }
-PARTS = {
-    "task": "task",
-    "measure": "measure",
-    "estimate": "estimate",
-    "low": "95% from",
-    "high": "to",
-}
+PARTS = {"task": "task", "measure": "measure", "estimate": "estimate", "low": "95% from", "high": "to"}
 
 
 def evaluate(request: EvaluateRequest) -> list[dict[str, Any]]:

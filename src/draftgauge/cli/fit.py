@@ -17,10 +17,7 @@ COLUMNS = {
     "captured": "captured",
 }
 
-OVER_ONE_SOURCE = {
-    "best_rival": "best simple rule, tuned",
-    "gain_over_rival": "gain over it [95%]",
-}
+OVER_ONE_SOURCE = {"best_rival": "best simple rule, tuned", "gain_over_rival": "gain over it [95%]"}
 
 
 def fit(request: FitRequest) -> list[dict[str, Any]]:

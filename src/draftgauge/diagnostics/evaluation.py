@@ -74,11 +74,7 @@ class DrafterEvaluation:
 
 
 def evaluate_drafter(
-    net: ReuseNet,
-    target: CachedModel,
-    texts: Sequence[HeldOutText],
-    plan: EvaluationPlan,
-    progress: Progress = silent,
+    net: ReuseNet, target: CachedModel, texts: Sequence[HeldOutText], plan: EvaluationPlan, progress: Progress = silent
 ) -> DrafterEvaluation:
     """Measure a drafter on greedy outputs of its target."""
     count = plan.depths

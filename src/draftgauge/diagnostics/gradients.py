@@ -32,11 +32,7 @@ TEXTS, SAMPLES = 6, 4  # of a probe, and samples of each text
 
 
 def gradient_statistics(
-    net: ReuseNet,
-    module: PreTrainedModel,
-    texts: Sequence[HeldOutText],
-    depths: int,
-    samples: int = SAMPLES,
+    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, samples: int = SAMPLES
 ) -> list[GroupGradient]:
     """Probe a drafter on the first of the target's greedy outputs that are long enough, ``samples`` of each; empty
     where none has a draft of all depths."""

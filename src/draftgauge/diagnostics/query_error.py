@@ -120,11 +120,7 @@ class _Comparison:
         """For each drafter layer the target heads nearest to its own, by the KL summed over anchors and depths."""
         config = self.net.config
         costs = torch.zeros(
-            len(self.attentions),
-            config.chain_query_heads,
-            len(self.layers),
-            config.query_heads,
-            dtype=torch.float64,
+            len(self.attentions), config.chain_query_heads, len(self.layers), config.query_heads, dtype=torch.float64
         )
         for seen in self.batches():
             for layer, depth, attended in self.unrolled(seen):

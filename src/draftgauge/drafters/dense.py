@@ -302,12 +302,7 @@ def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -
 
 
 def _grow(
-    rules: DraftRules,
-    prompt_tokens: int,
-    rows: int,
-    drafts: DenseDrafts,
-    vocabulary: int,
-    generator: Generator,
+    rules: DraftRules, prompt_tokens: int, rows: int, drafts: DenseDrafts, vocabulary: int, generator: Generator
 ) -> None:
     """Draft on after the refused tokens, as the draft would go on after them live."""
     limits = np.minimum(len(drafts.tokens[0]), rules.model.spec.context - prompt_tokens - np.arange(rows) + 1)

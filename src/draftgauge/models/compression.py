@@ -112,11 +112,7 @@ def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesCon
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if compression == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=dtype,
-    )
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
 def weight_bytes(compression: str, dtype: torch.dtype) -> float:

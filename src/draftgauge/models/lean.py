@@ -147,12 +147,7 @@ def most_places(longest: int, context: int) -> int:
 
 
 def run_layers(
-    weights: LeanWeights,
-    tokens: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    attend: Attend,
-    keep: Keep | None = None,
+    weights: LeanWeights, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend, keep: Keep | None = None
 ) -> Tensor:
     """Hidden states ``[k, hidden]`` of tokens ``[k]`` after the last layer, before the final norm.
 

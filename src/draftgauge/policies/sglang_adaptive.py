@@ -79,11 +79,7 @@ class AdaptiveSteps(PolicyBase):
 @register_policy(
     "sglang-adaptive",
     "moves between a few lengths after the mean accepted length (SGLang)",
-    grid={
-        "candidates": ((1, 3, 7), (1, 2, 4), (1, 2, 3, 4, 5, 6)),
-        "start": (1, 3),
-        "smoothing": (0.05, 0.2, 0.5),
-    },
+    grid={"candidates": ((1, 3, 7), (1, 2, 4), (1, 2, 3, 4, 5, 6)), "start": (1, 3), "smoothing": (0.05, 0.2, 0.5)},
 )
 def sglang_adaptive(
     candidates: tuple[int, ...] = (1, 3, 7),

@@ -91,10 +91,7 @@ def _read_columns(trace: Trace, rows: slice, reads: Reads) -> list[list[list[flo
     """The fields of a signal after its depth, each ``[rows, G]``; what is not read is as where nothing was drafted."""
     arrays = signal_arrays(trace, reads)
     token = trace.draft_token[rows] if SignalName.TEXT in reads else np.full_like(trace.draft_token[rows], -1)
-    return [
-        *(values[rows].tolist() for values in (arrays.confidence, arrays.entropy, arrays.margin)),
-        token.tolist(),
-    ]
+    return [*(values[rows].tolist() for values in (arrays.confidence, arrays.entropy, arrays.margin)), token.tolist()]
 
 
 def _draft(policy: Policy, columns: list[list[float]], most: int, last_too: bool) -> list[Signal]:

@@ -111,12 +111,7 @@ def line_chart(
         return _svg(axes, name, f"{frame.y}, by {frame.x}. {'; '.join(ends)}.")
 
 
-def bar_chart(
-    name: str,
-    ylabel: str,
-    groups: Sequence[str],
-    bars: Mapping[str, Sequence[float]],
-) -> Markup:
+def bar_chart(name: str, ylabel: str, groups: Sequence[str], bars: Mapping[str, Sequence[float]]) -> Markup:
     """Bars side by side: label -> height in every group."""
     with matplotlib.rc_context(RC):
         axes = _axes("", ylabel, PANEL, len(bars))

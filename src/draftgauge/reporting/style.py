@@ -39,11 +39,7 @@ class Series:
 
     @property
     def line(self) -> dict[str, Any]:
-        return {
-            "color": LIGHT[self.colour],
-            "linestyle": (0, self.dash) if self.dash else "-",
-            "marker": self.marker,
-        }
+        return {"color": LIGHT[self.colour], "linestyle": (0, self.dash) if self.dash else "-", "marker": self.marker}
 
 
 SERIES = (

@@ -119,12 +119,7 @@ class Datastore:
         return store
 
 
-def grow(
-    path: Path,
-    about: About,
-    outputs: Iterable[StoredOutput],
-    capacity: int | None = None,
-) -> Datastore:
+def grow(path: Path, about: About, outputs: Iterable[StoredOutput], capacity: int | None = None) -> Datastore:
     """Add outputs to the datastore in a file, which is made if it is not there; other processes wait."""
     require_writable_file(path)
     with alone(path):

@@ -147,12 +147,7 @@ def _flash(queries: Tensor, keys: Tensor, values: Tensor, causal: bool) -> tuple
 
 
 def _flash_backward(
-    gradient: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    causal: bool,
-    saved: tuple[Any, ...],
+    gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, causal: bool, saved: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``saved`` is what :func:`_flash` returned, with the joint normaliser in place of its own."""
     output, normaliser, *extras = saved

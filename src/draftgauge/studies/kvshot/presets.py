@@ -9,25 +9,11 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
-from draftgauge.studies.kvshot.cells import (
-    BLOCK,
-    EQUAL_WIDTH,
-    FEATURES_NAME,
-    Evaluation,
-    Study,
-    Tuning,
-    Variant,
-)
+from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH, FEATURES_NAME, Evaluation, Study, Tuning, Variant
 from draftgauge.training.reuse.request import SELF, TrainingSpec
 
 ROPE = "project-rope"
-LAPTOP: dict[str, Any] = {
-    "questions": 800,
-    "new_tokens": 96,
-    "steps": 200,
-    "batch": 4,
-    "cache": Path(FEATURES_NAME),
-}
+LAPTOP: dict[str, Any] = {"questions": 800, "new_tokens": 96, "steps": 200, "batch": 4, "cache": Path(FEATURES_NAME)}
 GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}
 PER_TASK = 24  # of four tasks: 96 prompts
 HIDDEN, CONTROL = Variant("hidden"), Variant("control")
@@ -51,10 +37,7 @@ def remedied(variant: Variant, remedy: str) -> Variant:
 
 
 # Every remedy on the drafters whose bottleneck it aims at.
-REMEDIED = (
-    remedied(KV, "kv-gradient-50"),
-    *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)),
-)
+REMEDIED = (remedied(KV, "kv-gradient-50"), *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)))
 
 
 def smoke(request: TrainingSpec) -> Study:

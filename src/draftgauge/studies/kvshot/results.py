@@ -11,14 +11,7 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.bootstrap import Interval, columns
-from draftgauge.statistics.crossed import (
-    Counts,
-    alpha_intervals,
-    at_depths,
-    interval,
-    mean_accepted,
-    retention,
-)
+from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant, read_kept
 from draftgauge.studies.kvshot.presets import CONTROL

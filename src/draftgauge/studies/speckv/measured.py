@@ -46,11 +46,7 @@ def speed_rows(records: Records, timings: Timings) -> Rows:
 
 
 def in_percent(label: str, gain: Comparison) -> dict[str, float]:
-    return {
-        f"{label}_percent": 100 * gain.estimate,
-        f"{label}_low": 100 * gain.low,
-        f"{label}_high": 100 * gain.high,
-    }
+    return {f"{label}_percent": 100 * gain.estimate, f"{label}_low": 100 * gain.low, f"{label}_high": 100 * gain.high}
 
 
 def best_gamma(records: Records, timings: Timings, compression: int) -> int:

@@ -44,16 +44,7 @@ COUNTS = (
 
 # What does not change where a run ends.
 INCIDENTAL = frozenset(
-    {
-        "device",
-        "answers",
-        "cache",
-        "checkpoint_every",
-        "log_every",
-        "track",
-        "threads",
-        "trust_remote_code",
-    }
+    {"device", "answers", "cache", "checkpoint_every", "log_every", "track", "threads", "trust_remote_code"}
 )
 
 

@@ -32,10 +32,7 @@ from draftgauge.training.world import joined
 
 
 def train_drafter(
-    request: TrainingSpec,
-    out: Path,
-    progress: Progress = silent,
-    report: Report = lambda row: None,
+    request: TrainingSpec, out: Path, progress: Progress = silent, report: Report = lambda row: None
 ) -> TrainResult:
     """Train a drafter and leave it in ``out``, beside ``run.json``, ``log.jsonl`` and checkpoints.
 
