@@ -32,7 +32,8 @@ from draftgauge.reporting.layout import (
 from draftgauge.reporting.rows import Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
 from draftgauge.reporting.timeline import KINDS, Timeline, replay_timeline, representative_prompts
-from draftgauge.traces.manifest import ModelEntry
+from draftgauge.serving.engines import ENGINES, FIXED, Deployment, fixed_length
+from draftgauge.traces.manifest import COSTS_NAME, ModelEntry
 
 TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known
@@ -107,7 +108,7 @@ def advise(run: Run) -> dict[str, Any]:
     ``live`` holds the speeds that were measured with the policy of the verdict: of all tasks together, else of each.
     ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of one more drafted token over verifying
     one, ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
-    each with its best length.
+    each with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
     """
     fixed = run.fixed()
     gamma = best_length(fixed, 1)
@@ -123,6 +124,7 @@ def advise(run: Run) -> dict[str, Any]:
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
+        "flags": _flags(run, gamma) if run.verdict.speculate and not run.verdict.unknown else [],
         "near": near_best([row["tokens_per_second"] for row in fixed]),
         "tasks": [
             (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
@@ -130,6 +132,26 @@ def advise(run: Run) -> dict[str, Any]:
             if own[0]["prompts"] >= MIN_PROMPTS and not run.verdict.unknown
         ],
     }
+
+
+def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
+    """By engine; one that runs no policies gets the best fixed length."""
+    manifest = run.manifest
+    deployment = Deployment(
+        target=manifest.target.source,
+        draft=manifest.draft.source if manifest.draft is not None else "DRAFT",
+        drafter=manifest.drafter,
+        gamma_max=manifest.gamma_max,
+        costs=str(run.folder / COSTS_NAME),
+        tokenizer=manifest.tokenizer,
+    )
+    flags = []
+    for name in ("transformers", "vllm", "sglang", "llama-server"):
+        engine = ENGINES[name]
+        if not engine.drafters or manifest.drafter in engine.drafters:
+            runs_it = engine.policies or fixed_length(run.verdict.setting) is not None
+            flags.append((name, engine.flags(run.verdict.setting if runs_it else f"{FIXED}{gamma}", deployment)))
+    return flags
 
 
 def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:

@@ -16,7 +16,7 @@ from draftgauge.replaying.simulate import Replay, replay, replay_lengths
 from draftgauge.replaying.splits import Design
 from draftgauge.replaying.verdict import Verdict, recommended, totals, verdict_of
 from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
-from draftgauge.statistics.bootstrap import Interval, columns
+from draftgauge.statistics.bootstrap import TEST_RESAMPLES, Interval, columns
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
@@ -71,7 +71,7 @@ def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], c
     plain = sum_by_prompt(conversation, plain_seconds(trace, costs), count)
 
     def outcome(setting: str, run: Replay) -> SettingOutcome:
-        ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds, count))
+        ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds, count), resamples=TEST_RESAMPLES)
         steps, drafted = float(run.steps.sum()), float(run.drafted.sum())
         proposed = drafted + float((run.appended - run.dropped).sum())
         rate = float(run.accepted.sum()) / proposed if proposed else None

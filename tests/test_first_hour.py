@@ -1,0 +1,92 @@
+"""What a new user does in the first hour: prompts of one's own through the verbs, in the terminal and in Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import draftgauge as dg
+from command_line import draftgauge
+from draftgauge.core.provenance import read_measurement
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import COSTS_NAME
+from tiny import save_noisy, save_tiny
+
+PROMPTS = [f"Question number {n}: what is {n} plus {n}?" for n in range(12)]
+
+
+def ran(*arguments: object) -> str:
+    result = draftgauge([*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def pooled(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["policy"]: row for row in rows if row["task"] == "all"}
+
+
+def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
+    models = {"target": save_tiny(tmp_path / "target"), "draft": save_noisy(tmp_path / "draft")}
+    run, json_of = tmp_path / "run", {verb: tmp_path / f"{verb}.json" for verb in ("replay", "advise", "bench")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = dg.profile(
+            out=run, prompts=PROMPTS, **models, gamma_max=3, max_new_tokens=8, cost_seconds=0, device="cpu"
+        )
+    assert rows.verdict == ""
+    assert "12 prompts" in repr(dg.read_trace(run))
+    curve = CostCurve.load(run / COSTS_NAME)  # steps of a tiny model are mostly noise: the verdict would be "not known"
+    verify, draft = [(1.0, 1.02, 1.04, 1.06)] * len(curve.contexts), [(0.0, 0.1, 0.2, 0.3)] * len(curve.contexts)
+    one = replace(curve, verify=tuple(verify), draft=tuple(draft), plain=(1.0,) * len(curve.contexts), measured=None)
+    one.save(run / COSTS_NAME)
+
+    said = {verb: ran(verb, run, "--json", path) for verb, path in json_of.items() if verb != "bench"}
+    said["bench"] = ran("bench", run, "--rounds", 1, "--no-baselines", "--device", "cpu", "--json", json_of["bench"])
+    written = {verb: list(read_measurement(path).rows) for verb, path in json_of.items()}
+    replayed = pooled(written["replay"])
+    modelled = next(row["verdict"] for row in replayed.values() if row.get("verdict"))
+    assert re.match(r"(Draft with|Do not draft).*modelled on 12 prompts", modelled)
+    assert said["replay"].strip().endswith(modelled)
+
+    (advised,) = [row for row in written["advise"] if row["advised"]]
+    assert advised["verdict"] == modelled
+    assert modelled in said["advise"]
+    assert dg.replay(run).verdict == modelled
+    assert {row["verdict"] for row in dg.advise(run) if row["advised"]} == {modelled}
+    page = dg.report(run).read_text()
+    assert modelled in page
+    figure = re.search(r'class="figure">\s*([\d.]+)', page)
+    assert figure is not None
+    assert figure[1] == f"{advised['speedup'] if advised['setting'] != 'plain' else 1:.2f}"
+
+    live = pooled(written["bench"])
+    assert "measured on 12 prompts" in said["bench"].strip().splitlines()[-1]
+    assert "modelled" not in said["bench"].strip().splitlines()[-1]
+    for policy in set(live) & set(replayed):
+        assert live[policy]["mismatches"] == 0
+        assert live[policy]["tokens_per_step"] == pytest.approx(replayed[policy]["tokens_per_step"])
+
+
+def test_figures_are_drawn_on_axes(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    models = {"target": save_tiny(tmp_path / "target"), "draft": save_noisy(tmp_path / "draft")}
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS[:3]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prompts = tmp_path / "prompts.jsonl"
+        dg.profile(out=tmp_path / "run", prompts=prompts, **models, gamma_max=3, max_new_tokens=8, cost_seconds=0)
+        rows = dg.replay(tmp_path / "run")
+    trace = dg.read_trace(tmp_path / "run")
+    assert len(dg.plot.speed(rows).get_yticks()) == len(pooled(rows))
+    assert dg.plot.acceptance(trace).get_ylabel() == "conditional acceptance rate"
+    curve = CostCurve.load(tmp_path / "run" / COSTS_NAME)
+    assert len(dg.plot.costs(curve).lines) == 2 * len(curve.contexts)
+    assert len(dg.plot.timeline(trace, gamma=2).patches) == trace.prompts[0].output_tokens
