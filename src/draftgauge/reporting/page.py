@@ -14,7 +14,7 @@ from draftgauge.core.printable import speed
 from draftgauge.policies.fitted import FITTED_SUFFIX
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.batch_rows import batch_rows, shown_rows
-from draftgauge.replaying.evaluate import ALL_TASKS, HINDSIGHT, NEAR, near_best
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, NEAR, near_best
 from draftgauge.replaying.splits import MIN_PROMPTS
 from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, line_chart
 from draftgauge.reporting.layout import (
@@ -39,7 +39,7 @@ TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known
 TIMELINES = 4  # of one compression
 PLAIN, BOUND, LIVE = Series("muted", (1.2, 1.8)), Series("green", (6, 2)), Series("vermillion", (), "D")
-MODELLED = Series("blue", (), "o")
+MODELLED, RULES = Series("blue", (), "o"), Series("purple", (), "s")
 BATCH_COLUMNS: Columns = {
     "batch": ("requests at once", str),
     "gamma": ("best length", str),
@@ -180,7 +180,9 @@ def _acceptance_chart(run: Run) -> Markup:
 
 
 def speed_chart(run: Run, task: str) -> Markup:
-    """Speed over plain decoding against draft length: modelled, with the hindsight optimum, and measured live."""
+    """Speed over plain decoding against draft length: modelled, the rules at the tokens that they draft on average,
+    with the hindsight optimum, and measured live.
+    """
     fixed = run.fixed(task)
     lines = [Line("fixed length", range(len(fixed)), [row["ratio_to_plain"] for row in fixed], style=MODELLED)]
     live = [(gamma, row) for gamma, row in enumerate(fixed) if "live_ratio" in row]
@@ -188,7 +190,16 @@ def speed_chart(run: Run, task: str) -> Markup:
         y = [row["live_ratio"] for _, row in live]
         low, high = ([float(row.get(f"live_{end}") or row["live_ratio"]) for _, row in live] for end in ("low", "high"))
         lines.append(Line("live", [gamma for gamma, _ in live], y, low, high, style=LIVE, joined=False))
-    bound = run.rows[task, HINDSIGHT]["ratio_to_plain"]
+    rules = [
+        row
+        for (of, policy), row in run.rows.items()
+        if of == task and row.get("drafted_per_step") and policy not in BOUNDS and not policy.startswith(FIXED)
+    ]
+    if rules:
+        columns = ("drafted_per_step", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high")
+        x, y, low, high = ([float(row[key] or np.nan) for row in rules] for key in columns)
+        lines.append(Line("rules", x, y, low, high, style=RULES, joined=False))
+    bound = next(run.rows[task, name]["ratio_to_plain"] for name in reversed(BOUNDS) if (task, name) in run.rows)
     frame = Axes(
         "drafted tokens per step, \N{GREEK SMALL LETTER GAMMA}",
         "times plain decoding",
