@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 
 from draftgauge.api.prompts import prompt_file
-from draftgauge.cli import generate as generate_verb
-from draftgauge.cli.console import console, errors
 from draftgauge.cli.main import run
 from draftgauge.core.errors import PromptError
-from draftgauge.decoding.results import Origin
 from written_runs import write_run
 
 VERBS = (
@@ -62,12 +59,6 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_values_that_cannot_be(words: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(words, capsys)
     assert all(part in said for part in parts), said
-
-
-def test_a_colon_and_a_number_are_no_emoji(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "run", 8)
-    assert "fixed:-1:" in refused(["replay", str(tmp_path / "run"), "--policy", "fixed:-1"], capsys)
-    assert console._emoji is errors._emoji is False
 
 
 def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
@@ -127,7 +118,3 @@ def test_help_shows_values_as_they_are_typed(verb: list[str], capsys: pytest.Cap
 def test_the_sealed_prompts_are_not_offered() -> None:
     with pytest.raises(PromptError, match="train, validation, test"):
         prompt_file("reference:nope")
-
-
-def test_every_colour_of_a_token_is_explained() -> None:
-    assert set(generate_verb.LEGEND) == set(generate_verb.STYLES) == set(Origin.__args__)  # type: ignore[attr-defined]

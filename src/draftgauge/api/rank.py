@@ -18,7 +18,7 @@ from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import drafter_kinds
+from draftgauge.drafters.source import drafter_kind, drafter_kinds
 from draftgauge.models.device import release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import load_tokenizer
@@ -139,5 +139,7 @@ def _comparable(
 
 
 def _weights_mib(run: Path) -> float:
-    draft = Manifest.load(run).draft
-    return 0.0 if draft is None else weight_bytes_of(draft.source) / MIB
+    manifest = Manifest.load(run)
+    if manifest.draft is None:
+        return 0.0
+    return weight_bytes_of(drafter_kind(manifest.drafter).resolve(manifest.draft.source) or manifest.draft.source) / MIB

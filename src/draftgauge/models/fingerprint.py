@@ -14,7 +14,6 @@ from transformers.utils import cached_file
 from draftgauge.core.errors import ModelError
 from draftgauge.models.folder import INDEX
 from draftgauge.models.gguf_library import is_gguf
-from draftgauge.models.reference import resolve_source
 
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
 EDGE = 1 << 20  # bytes taken from either end of a larger one
@@ -60,7 +59,6 @@ def _pieces(model: str | Path | PreTrainedModel, texts: bool) -> Iterator[tuple[
 
 def weight_bytes_of(source: str | Path) -> int:
     """Bytes of the files of a model's or drafter's weights."""
-    source = resolve_source(source, "draft")
     if Path(source).is_file():
         return Path(source).stat().st_size
     folder = _folder(source)
