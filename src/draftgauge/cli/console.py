@@ -249,6 +249,11 @@ def progress() -> Iterator[Progress]:
             bars.start()  # not before there is something to show: an error may come first
             tasks[what] = bars.add_task(what, total=total)
         bars.update(tasks[what], completed=done, total=total)
+        if bars.finished:  # what is printed next, such as a streamed answer, must not be overwritten
+            bars.stop()
+            for task in tasks.values():
+                bars.remove_task(task)
+            tasks.clear()
 
     try:
         yield advance

@@ -26,6 +26,7 @@ from draftgauge.core.settings import Setting, get_setting, make_request, setting
 
 TEXT = "\0"
 """Before words that begin with a dash and are no options while cyclopts reads them; no word holds a zero."""
+BASIC = ("target", "draft", "prompts", "out", "policies")  # shown first, before what few need
 PANEL = 3  # settings that a part of a request has at least, to be shown under a heading of its own
 
 Rows = Iterable[Mapping[str, Any]]
@@ -37,7 +38,9 @@ def as_words(words: Iterable[str]) -> list[str]:
     return [TEXT + word if re.match(r"-(?:$|[^=]*\s)", word) else word for word in words]
 
 
-def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str = "") -> None:
+def add_verb(
+    app: App, name: str, show: Callable[..., Rows | None], resume: str = "", group: Group | None = None
+) -> None:
     """Add a command that makes a request and hands it to ``show``, which runs it and prints what came of it.
 
     The first parameter of ``show`` is the request; its keyword-only ones become options too. Where it returns rows, the
@@ -70,10 +73,10 @@ def add_verb(app: App, name: str, show: Callable[..., Rows | None], resume: str 
     parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in others]
     if hints["return"] is not type(None):
         parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Json))
-    parameters.sort(key=lambda parameter: parameter.kind)
+    parameters.sort(key=lambda parameter: (parameter.kind, parameter.name not in BASIC))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(command, name=name, help=summary_of(request_class), sort_key=len(list(app)))
+    app.command(command, name=name, group=group, help=summary_of(request_class), sort_key=len(list(app)))
 
 
 def _as_typed(value: Any) -> Any:
@@ -158,6 +161,6 @@ def _metavar(annotation: Any) -> str:
 
 def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
     own = [other for other in settings_of(request_class) if other.path[:1] == entry.path[:1]]
-    if not entry.path or len(own) < PANEL:
+    if not entry.path or len(own) < PANEL or entry.name in BASIC:
         return {}
     return {"group": Group(summary_of(cast(type, get_type_hints(request_class)[entry.path[0]])).rstrip("."))}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from draftgauge.cli import (
     advise,
@@ -31,7 +32,6 @@ from draftgauge.cli.derive import TEXT, add_verb, as_words
 
 KEPT = "Everything finished so far is kept: run the same command again to go on."
 NOTHING = "Nothing was written."
-LAST = 100  # in the help: verbs that have verbs of their own
 
 
 def make_app() -> App:
@@ -46,30 +46,50 @@ def make_app() -> App:
         console=console,
         error_console=errors,
     )
-    add_verb(app, "demo", demo.demo, KEPT)
-    add_verb(app, "profile", profile.profile, KEPT)
-    add_verb(app, "rank", rank.rank, KEPT)
-    add_verb(app, "doctor", doctor.doctor, NOTHING)
-    add_verb(app, "fit", fit.fit, NOTHING)
-    add_verb(app, "replay", replay.replay, NOTHING)
-    add_verb(app, "bench", bench.bench, NOTHING)
-    add_verb(app, "bench-servers", bench.bench_servers, NOTHING)
-    add_verb(app, "advise", advise.advise, NOTHING)
-    add_verb(app, "generate", generate.generate)
-    add_verb(app, "report", report.report, NOTHING)
-    add_verb(
-        app, "train", train.train, "Everything up to the last checkpoint is kept: run the same command again to go on."
-    )
-    add_verb(app, "evaluate", evaluate.evaluate, NOTHING)
-    add_verb(app, "diagnose", diagnose.diagnose, NOTHING)
-    add_verb(app, "export", export.export, NOTHING)
-    stores = App(name="datastore", sort_key=LAST, help="Earlier outputs that tokens may be looked up in.")
+    stores = App(name="datastore", help="Earlier outputs that tokens may be looked up in.")
     add_verb(stores, "build", datastore.build, NOTHING)
-    studies = App(name="study", sort_key=LAST, help="The papers' comparisons as runnable studies.")
+    studies = App(name="study", help="The papers' comparisons as runnable studies.")
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
     add_verb(studies, "speckv", study.speckv, NOTHING)
-    for group in (stores, studies):
-        app.command(group)
+    groups: dict[str, tuple[tuple[str, Callable[..., Any], str] | App, ...]] = {
+        "Measure: draftgauge profile --target T --draft D --prompts prompts.jsonl --out runs/x": (
+            ("profile", profile.profile, KEPT),
+            ("rank", rank.rank, KEPT),
+            ("doctor", doctor.doctor, NOTHING),
+            ("bench", bench.bench, NOTHING),
+            ("bench-servers", bench.bench_servers, NOTHING),
+        ),
+        "Decide: draftgauge advise runs/x --engine transformers": (
+            ("replay", replay.replay, NOTHING),
+            ("advise", advise.advise, NOTHING),
+            ("fit", fit.fit, NOTHING),
+            ("report", report.report, NOTHING),
+        ),
+        'Run: draftgauge generate "What is 37 + 45?" --policy stopping --show-drafts': (
+            ("generate", generate.generate, ""),
+            ("demo", demo.demo, KEPT),
+            stores,
+        ),
+        "Train: draftgauge train --target T --prompts train.jsonl --out drafter": (
+            (
+                "train",
+                train.train,
+                "Everything up to the last checkpoint is kept: run the same command again to go on.",
+            ),
+            ("evaluate", evaluate.evaluate, NOTHING),
+            ("diagnose", diagnose.diagnose, NOTHING),
+            ("export", export.export, NOTHING),
+        ),
+        "Research: draftgauge study kvshot --preset smoke --out study": (studies,),
+    }
+    for place, (title, commands) in enumerate(groups.items()):
+        group = Group(title, sort_key=place)
+        for command in commands:
+            if isinstance(command, App):
+                command.group = group
+                app.command(command)
+            else:
+                add_verb(app, *command, group=group)
     return app
 
 
