@@ -23,6 +23,7 @@ from draftgauge.drafters.checkpoints.live import CheckpointDrafter, CheckpointSo
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
 from draftgauge.drafters.source import drafter_kind
+from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.gguf_library import is_gguf
@@ -87,9 +88,8 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
         costs = curves[min(curves)]
     elif (run / COSTS_NAME).is_file():
         costs = run_costs(run)
-    drafter = UNCOMPRESSED if of_files.compression is None else of_files.compression[1]
-    held = (manifest.target.compression, drafter)
-    evidence = replace(of_files, trace=trace, costs=costs, compression=UNKNOWN if manifest.draft is None else held)
+    held = UNKNOWN if of_files.compression is None else (manifest.target.compression, of_files.compression[1])
+    evidence = replace(of_files, trace=trace, costs=costs, compression=held)
     if manifest.drafter == CHECKPOINT and trace.sampled is None and evidence.tokenizer is not None:
         evidence = replace(evidence, layer_rates=_layer_rates(manifest, request.pair, trace))
     return evidence
@@ -103,10 +103,12 @@ def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None)
     if source is None:
         return evidence
     if drafter_kind(kind) is LanguageModelSource and not is_gguf(source):
-        theirs, held = load_tokenizer(source, trusted, part="draft"), [quantisation_method(m) for m in (folder, source)]
-        return replace(evidence, draft_tokenizer=theirs, compression=(held[0] or UNCOMPRESSED, held[1] or UNCOMPRESSED))
+        theirs = load_tokenizer(source, trusted, part="draft")
+        held = (quantisation_method(folder) or UNCOMPRESSED, quantisation_method(source) or UNCOMPRESSED)
+        return replace(evidence, draft_tokenizer=theirs, compression=held)
     if kind == CHECKPOINT:
-        layout = read_layout(read_config(source), str(source))
+        config = read_config(source)
+        layout, method = read_layout(config, str(source)), method_of(config, source)
         error = ""
         try:
             target_ids(source, layout, read_tensors(source, spec.loading.allow_pickle))
@@ -116,7 +118,8 @@ def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None)
         same = named is not None and Path(named).name.lower() == Path(target).name.lower()
         longest = layout.decoder.rope.get("max_position_embeddings") or UNKNOWN
         made_for = UNKNOWN if named is None else "" if same else named
-        return replace(evidence, map_error=error, made_for=made_for, longest=longest)
+        held = (UNCOMPRESSED, method or UNCOMPRESSED)
+        return replace(evidence, map_error=error, made_for=made_for, longest=longest, compression=held)
     if is_drafter(source):
         description = read_description(Path(source))
         config = description["config"]
