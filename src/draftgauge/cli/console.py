@@ -83,6 +83,7 @@ EXIT_INTERRUPTED = 130
 AGAIN = 2.0  # seconds in which further presses of Ctrl-C count as one
 SILENCE = 30.0  # seconds without a line of progress where no bar is seen, at most
 GAP, EDGES = 3, 2  # characters between two columns of a table, and at both ends of a line
+SHARES = ("captured", "first_accepted", "acceptance_rate", "cost_ratio", "hindsight_gain")
 FOLDED = 24  # width that a name such as a policy with its parameters, or prose, keeps where it must be folded
 SOURCES = {"source_model": "model/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
 
@@ -304,7 +305,7 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[s
     hidden: list[str] = []
     cells: list[list[str]] = []
     for key, heading in columns.items():
-        column = [_cell(row.get(key)) for row in shown]
+        column = _cells(key, [row.get(key) for row in shown])
         least = max(map(cell_len, (*column, *heading.split())), default=1)
         if console.is_terminal and (not cells or any(" [" not in cell and cell.count(" ") > 1 for cell in column)):
             least = min(least, FOLDED)  # names and prose may take several lines, figures and intervals not
@@ -327,9 +328,16 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[s
         console.print(f"Not shown at this width: {', '.join(hidden)} (--json FILE has them)", highlight=False)
 
 
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
-    return str(value)
+def _cells(key: str, values: list[Any]) -> list[str]:
+    """One format a column: shares as percentages, millions as 7.3M, whole numbers where one is 100 or more."""
+    largest = max((abs(value) for value in values if isinstance(value, float) and value == value), default=0.0)
+    figure = "{:.1%}" if key in SHARES else "{:,.0f}" if largest >= 100 else "{:.3g}" if largest < 1 else "{:.2f}"
+
+    def shown(value: Any) -> str:
+        if value is None or value != value:
+            return ""
+        if isinstance(value, float):
+            return figure.format(value)
+        return f"{value / 1e6:.1f}M" if isinstance(value, int) and value >= 1e6 else str(value)
+
+    return [shown(value) for value in values]

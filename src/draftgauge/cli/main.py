@@ -89,7 +89,7 @@ def make_app() -> App:
                 command.group = group
                 app.command(command)
             else:
-                add_verb(app, *command, group=group)
+                add_verb(app, *command, group)
     return app
 
 
