@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-real test-gpu test-engines test-speculators test-recipe test-faults test-fast lint types figures docs setup clean
+.PHONY: demo test test-notebooks test-real test-gpu test-engines test-speculators test-recipe test-faults test-fast lint types figures docs setup clean
 
 setup: $(VENV)/.installed
 
@@ -41,6 +41,11 @@ demo: $(VENV)/.demo
 # The whole suite, in several processes; of ARGS (make test ARGS=tests/core/test_seeds.py) one process runs what they name.
 test: setup
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
+
+# The notebooks of docs/, run anew into build/notebooks.
+test-notebooks: setup
+	$(INSTALL) --editable '.[notebooks]'
+	$(BIN)/python -m nbconvert --to notebook --execute --output-dir build/notebooks docs/notebooks/*.ipynb
 
 # The whole path on this machine's GPU, which the other tests do not see: they are the same on every machine.
 test-gpu: setup

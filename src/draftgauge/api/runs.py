@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from draftgauge.core.compressions import COMPRESSIONS
-from draftgauge.replaying.evaluate import best_fixed_gamma
-from draftgauge.replaying.splits import design_of
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_trace
@@ -31,12 +29,6 @@ def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
 
 def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, CostCurve]:
     return read_trace(run, tasks), run_costs(run)
-
-
-def best_gamma_of(run: Path) -> int:
-    trace, costs = read_run(run)
-    train = design_of(trace).train
-    return best_fixed_gamma(trace if train is None else train, costs)
 
 
 def fingerprints_of(manifest: Manifest) -> dict[str, str | None]:
