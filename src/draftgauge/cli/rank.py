@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.requests import RankRequest
@@ -28,9 +29,15 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = run(request, progress=advance, on_warning=warn)
-    ranked = [row for row in rows if "rank" in row]
-    if not ranked:
+    if not any("rank" in row for row in rows):
         raise IncompleteError(rows)
+    show_ranking(rows)
+    return rows
+
+
+def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Tables of all prompts, then of each task and range of lengths; what is wrong with costs."""
+    ranked = [row for row in rows if "rank" in row]
     groups = list(dict.fromkeys((row["task"], row["context"]) for row in ranked))
     for task, context in groups:
         of_group = [row for row in ranked if (row["task"], row["context"]) == (task, context)]
@@ -43,12 +50,11 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
     for row in ranked:
         if row["cost_doubt"] and (row["task"], row["context"]) == groups[0]:
             warn(f"the costs of {row['drafter']} are not to be trusted, {row['cost_doubt']}: run again with --measure")
-    return rows
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     level = " (level)" if row["level"] and row["gain"] != 0 else ""
     rates = [row.get(f"alpha_{depth}") for depth in range(1, SHOWN_DEPTHS + 1)]
     acceptance = " ".join(f"{rate:.2f}" for rate in rates if rate is not None)
     joined = joined_interval(row, "tokens_per_second", speed) | joined_interval(row, "gain", "{:+.1%}".format)
-    return row | joined | {"gain": joined["gain"] + level, "acceptance": acceptance}
+    return dict(row) | joined | {"gain": joined["gain"] + level, "acceptance": acceptance}
