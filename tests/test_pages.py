@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return record
 
     add_verb = main.add_verb
-    monkeypatch.setattr(main, "add_verb", lambda app, name, show, *rest: add_verb(app, name, recording(show), *rest))
+    monkeypatch.setattr(main, "add_verb", lambda app, name, show, *rest, **named: add_verb(app, name, recording(show)))
     return requests
 
 
