@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from draftgauge.api.requests import DoctorRequest
@@ -15,16 +16,15 @@ def doctor(request: DoctorRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = run(request, progress=advance, on_warning=warn)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     for row in rows:
         if row["status"] in SHOWN:
-            lines = (f"{SHOWN[row['status']]}  {row['check']}: {row['what']}", f"  seen: {row['evidence']}")
-            console.print(
-                "\n".join((*lines, f"  do:   {row['remedy']}")), markup=False, highlight=False, soft_wrap=True
-            )
+            say(f"{SHOWN[row['status']]}  {row['check']}: {row['what']}")
+            say(f"  seen: {row['evidence']}\n  do:   {row['remedy']}")
         elif row["status"] == "well":
-            console.print(f"well   {row['check']}: {row['evidence']}", markup=False, highlight=False, soft_wrap=True)
+            say(f"well   {row['check']}: {row['evidence']}")
     if unknown := [row["check"] for row in rows if row["status"] == "unknown"]:
-        console.print(f"not checked, for lack of evidence: {', '.join(unknown)}", highlight=False, soft_wrap=True)
+        say(f"not checked, for lack of evidence: {', '.join(unknown)}")
     if any(row["status"] == "wrong" for row in rows):
         raise IncompleteError(rows)
     return rows
