@@ -20,6 +20,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.cumulative_confidence import CumulativeConfidence
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
+from draftgauge.replaying.expectation import lengths_by_refusal
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord
@@ -121,6 +122,40 @@ def test_replay_is_live_given_every_output(monkeypatch: pytest.MonkeyPatch, case
     assert replayed.keys() == live.keys()
     for output, expected in live.items():
         assert_allclose(replayed[output], expected, atol=3e-6, err_msg=str(output))
+
+
+@pytest.mark.parametrize("policy", ["confidence", "cumulative"])
+def test_how_far_one_drafts_depends_on_refused_tokens(policy: str) -> None:
+    """Or the test above would say nothing of the refused drafts."""
+    pair, gamma = CASES["long drafts, short draft context"]
+    traces = [make_trace([pair.record(gamma, torch.Generator().manual_seed(seed))], 4) for seed in range(30)]
+    lengths = np.concatenate([lengths_by_refusal(trace, POLICIES[policy](gamma))[:1] for trace in traces])
+    assert (lengths[:, 0] != lengths[:, -1]).any()
+
+
+def test_products_of_acceptances_along_the_output_are_biased(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As :mod:`draftgauge.traces.sampled` says: multiply survivals; the last may be an acceptance: less variance."""
+    pair = Pair(4, 3, Sampling(1.0), noise=2.0)
+
+    def live() -> bool:
+        out = speculative_decode(pair.target, pair.drafter(UNUSED), FixedLength(2), pair.prompt, pair.settings, UNUSED)
+        return out.steps[0].accepted == 2
+
+    def recorded() -> tuple[float, float, float]:
+        record = pair.record(1)
+        a, b = record.survival, record.acceptance
+        return float(a[0] * a[1]), float(a[0] * b[1]), float(b[0] * b[1])
+
+    with monkeypatch.context() as patch:
+        truth = Enumerator(patch).law(live)[True]
+    with monkeypatch.context() as patch:
+        law = Enumerator(patch).law(recorded)
+    chances = np.array(list(law.values()))
+    mean = chances @ np.array(list(law))
+    variance = chances @ (np.array(list(law)) - mean) ** 2
+    assert_allclose(mean[:2], truth, atol=3e-6)
+    assert mean[2] < 0.8 * truth
+    assert variance[1] < 0.95 * variance[0]
 
 
 def test_chances_are_those_of_the_distributions() -> None:

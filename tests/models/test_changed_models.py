@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.loading import wrap
-from tiny import tiny_model
+from tiny import tiny_model, tokens
 
 
 class Doubled(nn.Linear):
@@ -78,3 +78,27 @@ def test_a_changed_model_falls_back_to_modules_and_says_so(
             wrap(model, engine)
     with pytest.warns(UserWarning, match=f"modules run this llama model: .*{reason}"):
         assert wrap(model).spec.engine == "modules"
+
+
+def test_a_forward_patched_on_the_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", lambda self, x: 0 * x)
+    with pytest.raises(ModelError, match="has had its forward replaced"):
+        wrap(model, "lean")
+
+
+@pytest.mark.parametrize("engine", ["lean", "static"])
+def test_a_linear_of_another_kind_is_called_as_it_is(engine: str) -> None:
+    model, text = tiny_model("llama"), tokens(9)
+    down = model.model.layers[1].mlp.down_proj
+    down.__class__ = Doubled
+    with torch.no_grad():
+        expected = model(text[None]).logits[0]
+    torch.testing.assert_close(wrap(model, engine).forward(text), expected, rtol=1e-4, atol=2e-4)
+
+
+def test_a_model_that_was_asked_for_its_hidden_states_is_unchanged() -> None:
+    model = tiny_model("qwen3")
+    with torch.no_grad():
+        model(tokens(4)[None], output_hidden_states=True)
+    assert wrap(model).spec.engine == "lean"

@@ -2,15 +2,90 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.base import UnreadDraft
+from draftgauge.models import lean, static_model
 from draftgauge.models.loading import wrap
+from draftgauge.models.static_model import StaticModel
+from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.fixed import FixedLength
 from tiny import tiny_model, tokens
+
+
+class Log(TorchDispatchMode):
+    """Every operation with the shapes and strides of what goes in and comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        parts = [part for part in (*args, result) if isinstance(part, Tensor)]
+        numbers = [
+            [type(each) if isinstance(each, Tensor) else each for each in part] if isinstance(part, list) else part
+            for part in args
+            if isinstance(part, int | list | tuple) and func.__name__ != "fill_.Scalar"
+        ]
+        shapes = [(tuple(part.shape), part.stride(), part.storage_offset()) for part in parts]
+        self.entries.append((func.__name__, str(numbers), shapes))
+        return result
+
+
+def logged(model: StaticModel, length: int, count: int) -> list[tuple[Any, ...]]:
+    """What a pass of ``count`` tokens after ``length`` ones does, the second time."""
+    text = tokens(length + count, seed=1)
+    for _ in range(2):
+        model.reset()
+        model.forward(text[:length])
+        new = text[length:].clone()
+        with Log() as log:
+            model.forward(new)
+    return log.entries
+
+
+@pytest.mark.parametrize("taps", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-sliding", "gemma2", "gemma3"])
+def test_the_same_operations_on_the_same_shapes_at_two_lengths(family: str, count: int, taps: bool) -> None:
+    model = wrap(tiny_model(family), "static")
+    assert isinstance(model, StaticModel)
+    if taps:
+        attach_taps(model, TapPlan((0, 1)))
+    first, second = logged(model, 40, count), logged(model, 83, count)
+    assert len(first) > 20
+    assert first == second
+
+
+def test_buckets_double_with_the_text_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "FIRST_CAPACITY", 64)
+    model = wrap(tiny_model("llama", max_position_embeddings=200), "static")
+    assert isinstance(model, StaticModel)
+    model.first_bucket = 16
+    text, expected = tokens(200), wrap(tiny_model("llama", max_position_embeddings=200), "modules")
+    seen = []
+    for token in text.split(4):
+        torch.testing.assert_close(model.forward(token), expected.forward(token), rtol=1e-4, atol=5e-4)
+        seen.append(max(bucket for _, bucket in model._passes))
+    assert list(dict.fromkeys(seen)) == [16, 32, 64, 128, 200]
+    assert set(model._passes) <= {(4, 128), (4, 200)}  # those over memory that has moved are gone
+
+
+def test_a_long_prompt_runs_as_the_lean_engines() -> None:
+    model = wrap(tiny_model(), "static")
+    assert isinstance(model, StaticModel)
+    model.forward(tokens(static_model.STATIC_TOKENS + 1))
+    assert model._passes == {}
+    model.forward(tokens(static_model.STATIC_TOKENS))
+    assert len(model._passes) == 1
 
 
 def test_logits_are_not_overwritten_by_the_next_pass() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from draftgauge.statistics.crossed import (
     difference,
     interval,
     mean_accepted,
+    rates,
     retention,
 )
 
@@ -35,6 +38,14 @@ def test_measures() -> None:
     assert float(mean_accepted(alpha)) == pytest.approx(1 + 0.5 + 0.2 + 0.04)
     assert float(retention(alpha)) == pytest.approx(0.4)
     assert float(at_depths(1, 2)(alpha)) == pytest.approx(0.3)
+
+
+def test_a_depth_that_nothing_reached_adds_nothing() -> None:
+    counts = Counts.of([[4, 0, 0]], [[0, 0, 0]])
+    assert np.isnan(rates(counts, 10)[0, 1:]).all()
+    assert interval(counts, mean_accepted).estimate == 1.0
+    assert math.isnan(interval(counts, retention).estimate)
+    assert math.isnan(alpha_intervals(counts)[2].low)
 
 
 def test_estimates_are_ratios_of_sums_over_seeds_and_prompts() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from draftgauge.statistics.bootstrap import draw_counts
 from draftgauge.statistics.paired import holm, paired_gain, ratio_interval
 
 
@@ -44,6 +45,13 @@ def test_same_interval_as_scipy() -> None:
     assert ours.high == pytest.approx(theirs.high, abs=0.05 * width)
 
 
+def test_each_resample_draws_as_many_prompts_and_cannot_be_changed() -> None:
+    counts = draw_counts(7, 100)
+    assert (counts.sum(axis=1) == 7).all()
+    with pytest.raises(ValueError, match="read-only"):
+        counts[0, 0] = 1
+
+
 def test_pairing_removes_what_prompts_share() -> None:
     tokens, seconds = sample(4)
     faster = seconds / 1.1  # 10% on every prompt, far less than prompts differ
@@ -56,6 +64,16 @@ def test_pairing_removes_what_prompts_share() -> None:
 def test_nothing_against_itself() -> None:
     tokens, seconds = sample(4)
     assert paired_gain(tokens, seconds, tokens, seconds) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_p_values_are_even_where_there_is_no_difference() -> None:
+    p_values = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        a, b = rng.normal(1.0, 0.2, (2, 50))
+        p_values.append(paired_gain(a, np.ones(50), b, np.ones(50), resamples=500).p_value)
+    assert stats.kstest(p_values, "uniform").pvalue > 0.001
+    assert np.mean(np.array(p_values) < 0.05) < 0.12
 
 
 @pytest.mark.parametrize("prompts", [2, 5, 12])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,23 @@ def test_what_changes_rows_changes_the_fingerprint(changes: dict[str, Any], name
     assert other.fingerprint() != BASE.fingerprint()
     with pytest.raises(TraceError, match=re.escape(f"it is of another run ({named}); choose another folder")):
         other.refuse_other(BASE, "it is")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: "{", "not JSON"),
+        (lambda _: "[]", "is not a manifest of a trace"),
+        (lambda text: text.replace('"gamma_max": 16', '"gamma_max": 17'), "does not match its checksum"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "of version 2, this draftgauge reads 1"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, change: Callable[[str], str], message: str) -> None:
+    path = tmp_path / "manifest.json"
+    BASE.save(tmp_path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(TraceError, match=rf"manifest\.json.*{message}.*record the trace again"):
+        Manifest.load(tmp_path)
 
 
 @pytest.mark.parametrize(
