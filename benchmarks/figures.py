@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from common import RESULTS, ROOT, console
@@ -92,10 +93,10 @@ def _real_designs(rows: Sequence[Row], wanted: Callable[[str], bool]) -> Iterato
         yield _real_line(design if "third" in design else task, chosen, f"{chosen[0]['copied_8grams']:.0%}")
 
 
-def real_live_table(rows: Sequence[Row]) -> Iterator[str]:
+def real_live_table(rows: Sequence[Row], run: str = "bf16") -> Iterator[str]:
     """Decoded live beside replayed: speed over plain decoding, and the gain over the best fixed length."""
     replayed = read_measurement(RESULTS / "real-replayed.json").rows
-    found = [row for row in replayed if (row["run"], row["design"], row["task"]) == ("bf16", "all tasks", "all")]
+    found = [row for row in replayed if (row["run"], row["design"], row["task"]) == (run, "all tasks", "all")]
     yield "| setting | tokens a second | over plain decoding | over the best fixed length | the same replayed |"
     yield "|---|---:|---:|---:|---:|"
     for row in matching(rows, {"task": "all"}):
@@ -231,6 +232,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real held out": ("real-replayed.json", real_held_out_table),
     "real live": ("real-live-bf16.json", real_live_table),
     "real transformers": ("real-transformers-bf16.json", real_live_table),
+    "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
+    "real live Q4_K_M": ("real-live-Q4_K_M.json", partial(real_live_table, run="Q4_K_M")),
     "real tasks": ("real-replayed.json", real_tasks_table),
     "depths": ("kvshot-depth.json", depths_table),
     "predictions": ("kvshot-full.json", predictions_table),
