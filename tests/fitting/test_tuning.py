@@ -112,7 +112,9 @@ def test_without_tuning_there_is_no_rival(design: Design) -> None:
 
 
 def test_what_has_no_grid_cannot_be_tuned(design: Design) -> None:
-    with pytest.raises(DraftgaugeError, match="nothing to tune in policy 'fixed'; choose one of .*cumulative-confidence"):
+    with pytest.raises(
+        DraftgaugeError, match=r"nothing to tune in policy 'fixed'; choose one of .*cumulative-confidence"
+    ):
         tune("fixed", design.trace, curve(0.1))
 
 
