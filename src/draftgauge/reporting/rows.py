@@ -123,8 +123,8 @@ def judge_run(
         bench: rows of ``draftgauge bench``; those of other compressions are left out.
     """
     trace, manifest = design.trace, Manifest.load(folder)
-    live = {(row["task"], row["policy"]): row for row in map(live_row, bench)}
-    live = {key: row for key, row in live.items() if row["compression"] == trace.compression}
+    own = [row for row in map(live_row, bench) if row["compression"] == trace.compression]
+    live = {(row["task"], row["policy"]): row for row in own}
     arms: dict[str, Policy | Replay] = {
         fixed_name(gamma): outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
     }
