@@ -11,23 +11,79 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from draftgauge.cli import console
+from draftgauge.cli import advise, bench, console, evaluate, profile, rank
 from draftgauge.cli.console import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
+    Output,
     friendly_errors,
     friendly_warnings,
-    joined_interval,
     show_table,
 )
+from draftgauge.core.provenance import read_measurement
 
-ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "prompts": 12}
+ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "mat": 2.5, "low": 2.25, "high": 2.75, "prompts": 12}
 
 
-def test_an_estimate_stands_with_its_interval() -> None:
-    assert joined_interval(ROW, "gain", "{:+.1%}".format) == {"gain": "+3.1% [-1.0%, +7.2%]"}
-    assert joined_interval(ROW | {"prompts": 1}, "gain", "{:+.1%}".format) == {"gain": "+3.1%"}
-    assert joined_interval({"gain": None}, "gain") == {}
+def test_an_estimate_stands_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table("", [ROW, ROW | {"prompts": 1}, {"gain": None}], {"gain": "gain [95%]", "mat": "MAT [95%]"})
+    whole, alone, missing = capsys.readouterr().out.splitlines()[4:7]
+    assert whole.split("   ") == [" +3.1% [-1.0, 7.2]", "2.50 [2.25, 2.75] "]
+    assert (alone.split(), missing.split()) == (["+3.1%", "2.50"], [])
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "shown"),
+    [
+        ("x", [3.14159, 12.0, 0], ["3.1", "12.0", "0.0"]),
+        ("x", [0.5, 0.01234], ["0.500", "0.012"]),
+        ("x", [1234.6, 7.0], ["1,235", "7"]),
+        ("p_holm", [1.0, 0.0002], ["1.0000", "0.0002"]),
+        ("parameters", [7_340_032, 250_000], ["7.3M", "0.2M"]),
+        ("prompts", [48, 7], ["48", "7"]),
+        ("x", [float("nan"), float("inf"), 2.5], ["", "inf", "2.50"]),
+    ],
+)
+def test_a_column_has_one_format(
+    key: str, values: list[float], shown: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_table("", [{"name": "of", key: value} for value in values], {"name": "name", key: key})
+    assert [line.partition("of")[2].strip() for line in capsys.readouterr().out.splitlines()[4:-1]] == shown
+
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+LIVE, RANKED = RESULTS / "real-live-bf16.json", RESULTS / "rank-qwen.json"
+AN_HOUR = {"task": "summarization", "prompts": 168, "mean_accepted": 4.4, "first_accepted": 0.9, "best_fixed_gamma": 12}
+DEPTH = {"depth": 6, "alpha": 0.812, "low": 0.798, "high": 0.83, "agreement": 0.7, "survival": 0.25}
+DRAFTER = {"mat": 2.5, "mat_low": 2.25, "mat_high": 2.75, "live_mat": 2.4, "draft_ms": 11.5, "retention": 0.7}
+ADVISED = {"setting": "cumulative-confidence", "speedup": 12.3, "low": 11.9, "high": 13.1, "tokens_per_step": 6.6}
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        (bench.COLUMNS, read_measurement(LIVE).rows),
+        (rank.COLUMNS, [rank._shown(row) for row in read_measurement(RANKED).rows]),
+        (profile.COLUMNS, [AN_HOUR]),
+        (advise.COLUMNS, [ADVISED | {"acceptance_rate": 0.87, "pays_below": 13.25}]),
+        (evaluate.WHOLE, [DRAFTER | {"tokens_per_second": 34.5, "ratio": 1.25}]),
+        (evaluate.BY_DEPTH, [DEPTH]),
+    ],
+)
+def test_the_columns_that_matter_fit_80_and_wide_shows_all(
+    columns: dict[str, str], rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(console, "console", Output(width=80, force_terminal=True, color_system=None))
+    show_table("", rows, columns)
+    table, _, hidden = capsys.readouterr().out.partition("Not shown at this width: ")
+    assert max(map(len, table.splitlines())) <= 80
+    assert not any(heading in hidden.replace("\n", " ") for heading in list(columns.values())[:5])
+    monkeypatch.setattr(console.console, "wide", True)
+    show_table("", rows, columns)
+    shown = capsys.readouterr().out
+    filled = {key for row in rows for key, value in row.items() if value not in (None, "")}
+    assert all(heading in shown.splitlines()[2] for key, heading in columns.items() if key in filled)
+    assert "Not shown" not in shown
 
 
 def test_progress_shows_in_a_file_now_and_then(
@@ -50,7 +106,7 @@ FIGURES = {"tokens_per_second": 1234.5, "gain": -0.0574}
 
 
 def shown_table(width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    monkeypatch.setattr(console, "console", Console(width=width, force_terminal=terminal, color_system=None))
+    monkeypatch.setattr(console, "console", Output(width=width, force_terminal=terminal, color_system=None))
     keys = ("policy", *INTERVALS, *FIGURES)
     show_table("", [{"policy": name} | INTERVALS | FIGURES for name in POLICIES], {key: key for key in keys})
     shown = capsys.readouterr().out
@@ -65,7 +121,7 @@ def test_figures_of_a_table_stay_whole_on_any_terminal(
     shown = shown_table(width, True, monkeypatch, capsys)
     table, _, hidden = shown.partition("Not shown at this width: ")
     assert all(len(line) <= width for line in table.splitlines())
-    for key, text in (INTERVALS | {"tokens_per_second": "1,234", "gain": "-0.0574"}).items():
+    for key, text in (INTERVALS | {"tokens_per_second": "1,234", "gain": "-5.7%"}).items():
         assert table.count(f" {text} ") == (0 if key in hidden.replace("\n", " ") else len(POLICIES))
     assert bool(hidden) == (width < 200)
     names = "".join(line[1:].split("   ")[0].strip() for line in table.splitlines())
@@ -78,7 +134,7 @@ def test_lines_of_a_table_are_as_long_as_they_have_to_be_in_a_file(
     lines = shown_table(60, False, monkeypatch, capsys).splitlines()
     for name in POLICIES:
         (line,) = [line for line in lines if name in line]
-        assert all(cell in line for cell in (*INTERVALS.values(), "1,234", "-0.0574"))
+        assert all(cell in line for cell in (*INTERVALS.values(), "1,234", "-5.7%"))
     assert console.console.width == 60
 
 

@@ -22,23 +22,10 @@ def test_help_names_groups_with_an_example_each_and_basic_options_first() -> Non
     assert max(places[:4]) < min(places[4:])
 
 
-def test_streamed_text_is_not_overwritten_by_the_meter(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "target")
-    save_noisy(tmp_path / "draft")
-    words = [
-        "generate",
-        "abc def",
-        "--policy",
-        "stopping",
-        "--show-drafts",
-        "--max-new-tokens",
-        "12",
-        "--device",
-        "cpu",
-    ]
-    words += ["--cost-seconds", "1", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+def on_terminal(*words: str, cache: Path) -> str:
+    """What a command writes on a terminal of 80 columns."""
     reading, terminal = pty.openpty()
-    environment = os.environ | {"DRAFTGAUGE_CACHE": str(tmp_path / "cache"), "TERM": "xterm-256color", "COLUMNS": "80"}
+    environment = os.environ | {"DRAFTGAUGE_CACHE": str(cache), "TERM": "xterm-256color", "COLUMNS": "80"}
     command = [sys.executable, "-m", "draftgauge", *words]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
         os.close(terminal)
@@ -54,6 +41,37 @@ def test_streamed_text_is_not_overwritten_by_the_meter(tmp_path: Path) -> None:
     os.close(reading)
     said = seen.decode(errors="replace")
     assert process.returncode == 0, said
+    return said
+
+
+def test_a_table_shows_the_five_columns_that_matter_and_wide_shows_all(tmp_path: Path) -> None:
+    run = str(Path(__file__).parents[2] / "docs" / "results" / "real" / "runs" / "bf16")
+    wide = on_terminal("replay", run, "--policy", "stopping", "--wide", cache=tmp_path)
+    said = on_terminal("replay", run, "--policy", "stopping", cache=tmp_path)
+    (line,) = [line for line in said.splitlines() if line.startswith(" stopping")]
+    assert line.split()[:2] == ["stopping", "2.60"]
+    assert len(re.split(r"   +", line.strip())) >= 5
+    assert "Not shown at this width: " in said
+    assert "Not shown" not in wide
+    assert len(next(line for line in wide.splitlines() if line.startswith(" stopping")).split("   ")) > 5
+
+
+def test_streamed_text_is_not_overwritten_by_the_meter(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "target")
+    save_noisy(tmp_path / "draft")
+    words = [
+        "generate",
+        "abc def",
+        "--policy",
+        "stopping",
+        "--show-drafts",
+        "--max-new-tokens",
+        "12",
+        "--device",
+        "cpu",
+    ]
+    words += ["--cost-seconds", "1", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+    said = on_terminal(*words, cache=tmp_path / "cache")
     assert "cost curve" in said
     bars = [match.end() for match in re.finditer(r"\x1b\[(?:2K|1A)|100/100", said)]
     answer = said[max(bars) :]

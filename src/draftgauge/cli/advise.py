@@ -9,9 +9,7 @@ from draftgauge.cli.console import console, show_table, warn
 
 COLUMNS = {
     "setting": "setting",
-    "speedup": "x plain",
-    "low": "95% from",
-    "high": "to",
+    "speedup": "x plain [95%]",
     "tokens_per_step": "tokens/step",
     "acceptance_rate": "acceptance",
     "pays_below": "pays below (plain steps)",
@@ -36,4 +34,4 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     return rows
 
 
-_SPEEDS = ("speedup", "low", "high")
+_SPEEDS = ("speedup",)

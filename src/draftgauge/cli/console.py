@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import threading
 import time
 import warnings
 from _thread import interrupt_main
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ from draftgauge.core.progress import Progress
 
 
 class Output(Console):
-    """A stream for people."""
+    """A stream for people; ``wide`` tables have every column, however narrow the terminal."""
+
+    wide = False
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         # A terminal would obey control characters in prompts and file names: they are shown escaped.
@@ -82,9 +85,11 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 AGAIN = 2.0  # seconds in which further presses of Ctrl-C count as one
 SILENCE = 30.0  # seconds without a line of progress where no bar is seen, at most
-GAP, EDGES = 3, 2  # characters between two columns of a table, and at both ends of a line
+GAP, EDGES = 3, -1  # characters behind every column of a table; the last has 2 and not 3
 SHARES = ("captured", "first_accepted", "acceptance_rate", "cost_ratio", "hindsight_gain")
-FOLDED = 24  # width that a name such as a policy with its parameters, or prose, keeps where it must be folded
+GAINS = ("gain", "gain_over_rival")
+INTERVAL = "[95%]"  # ends the heading of a column of estimates with their intervals
+FOLDED = 18  # width that a name such as a policy with its parameters, or prose, keeps where it must be folded
 SOURCES = {"source_model": "model/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
 
 
@@ -263,16 +268,6 @@ def progress() -> Iterator[Progress]:
             bars.stop()
 
 
-def joined_interval(row: Mapping[str, Any], name: str, form: Callable[[Any], str] = "{:.2f}".format) -> dict[str, str]:
-    """An estimate with its interval in one cell, e.g. ``1.32 [1.20, 1.41]``; of a single prompt without one."""
-    if row.get(name) is None:
-        return {}
-    low, high = (row[name + end] for end in ("_low", "_high"))
-    if row.get("prompts") == 1 or low is None or low != low:  # of a single conversation too
-        return {name: form(row[name])}
-    return {name: f"{form(row[name])} [{form(low)}, {form(high)}]"}
-
-
 def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write the rows of a measuring verb where ``--json`` asked for them."""
     if path is None:
@@ -288,6 +283,12 @@ def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return SOURCES if any(row.get("source_text") for row in rows) else {}
 
 
+def by_target(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> dict[str, str]:
+    """Columns of rows about one compression of the target, and one more that names it where there are several."""
+    several = len({row["compression"] for row in rows}) > 1
+    return ({"compression": "target"} if several else {}) | dict(columns)
+
+
 def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         if row.get("verdict"):
@@ -295,49 +296,82 @@ def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Print rows; ``columns`` maps keys to headings, and missing or empty values are left blank.
+    """Print rows; ``columns`` maps keys to headings, the ones that matter most first. Missing or empty values are left
+    blank, and columns of nothing else left out. Under a heading that ends in "[95%]" intervals stand behind the
+    figures: from ``KEY_low`` to ``KEY_high``, or ``low`` to ``high``.
 
-    Figures are never broken. Columns that do not fit on a terminal are named below the table; into a file or a pipe
-    lines are as long as they have to be.
+    Figures are never broken. Columns that do not fit on a terminal are named below the table, and shown with
+    ``--wide``; into a file or a pipe lines are as long as they have to be.
     """
-    shown, usual = list(rows), console.width
-    table, width = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False), EDGES
+    shown, usual, narrow = list(rows), console.width, console.is_terminal and not console.wide
     hidden: list[str] = []
-    cells: list[list[str]] = []
+    fitting: dict[str, tuple[str, list[str], int]] = {}  # key -> heading, cells, least width
+    width = EDGES
     for key, heading in columns.items():
-        column = _cells(key, [row.get(key) for row in shown])
+        column = _cells(key, heading, shown)
+        if shown and not any(column):
+            continue
         least = max(map(cell_len, (*column, *heading.split())), default=1)
-        if console.is_terminal and (not cells or any(" [" not in cell and cell.count(" ") > 1 for cell in column)):
+        if narrow and (not fitting or any(" [" not in cell and cell.count(" ") > 1 for cell in column)):
             least = min(least, FOLDED)  # names and prose may take several lines, figures and intervals not
-        if console.is_terminal and (hidden or width + least > usual):
+        if narrow and (hidden or width + least + GAP > usual):
             hidden.append(heading)
             continue
         width += least + GAP
+        fitting[key] = heading, column, least
+    table, spare = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False), max(0, usual - width)
+    for key, (heading, column, least) in fitting.items():
+        longest = max(map(cell_len, (*column, heading)))
+        given = min(longest, least + spare) if narrow else longest
+        spare -= given - least
         figures = all(isinstance(row.get(key), int | float | None) for row in shown)
-        table.add_column(heading, justify="right" if figures else "left", overflow="fold", min_width=least)
-        cells.append(column)
-    for line in zip(*cells, strict=True):
+        table.add_column(heading, justify="right" if figures else "left", overflow="fold", width=given)
+    for line in zip(*(column for _, column, _ in fitting.values()), strict=True):
         table.add_row(*map(_escaped, line))
     console.print(f"\n[bold]{_escaped(title)}[/]" if title else "", soft_wrap=True, highlight=False)
     try:
-        console.width = usual if console.is_terminal else max(usual, width)
+        console.width = usual if narrow else 10_000
         console.print(table)
     finally:
         console.width = usual
     if hidden:
-        console.print(f"Not shown at this width: {', '.join(hidden)} (--json FILE has them)", highlight=False)
+        console.print(f"Not shown at this width: {', '.join(hidden)} (--wide shows them)", highlight=False)
 
 
-def _cells(key: str, values: list[Any]) -> list[str]:
-    """One format a column: shares as percentages, millions as 7.3M, whole numbers where one is 100 or more."""
-    largest = max((abs(value) for value in values if isinstance(value, float) and value == value), default=0.0)
-    figure = "{:.1%}" if key in SHARES else "{:,.0f}" if largest >= 100 else "{:.3g}" if largest < 1 else "{:.2f}"
+def _cells(key: str, heading: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    form = _format(key, [row.get(key) for row in rows])
+    if not heading.endswith(INTERVAL):
+        return [form(row.get(key)) for row in rows]
+    return [form(row.get(key)) + _interval(row, key, form) for row in rows]
+
+
+def _interval(row: Mapping[str, Any], key: str, form: Callable[[Any], str]) -> str:
+    """``" [1.20, 1.41]"``; nothing of a single prompt or conversation."""
+    low, high = (row.get(f"{key}_{end}", row.get(end)) for end in ("low", "high"))
+    if row.get(key) is None or row.get("prompts") == 1 or low is None or low != low:
+        return ""
+    return f" [{form(low).strip('+%')}, {form(high).strip('+%')}]"
+
+
+def _format(key: str, values: Iterable[Any]) -> Callable[[Any], str]:
+    """One format a column: shares as percentages, three digits of the largest figure, millions as 7.3M."""
+    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    largest = max(map(abs, numbers), default=0)
+    if key in SHARES + GAINS:
+        form = "{:+.1%}" if key in GAINS else "{:.1%}"
+    elif key.startswith("p_"):
+        form = "{:.4f}"
+    elif any(isinstance(value, float) for value in numbers):
+        form = f"{{:,.{max(0, 2 - math.floor(math.log10(largest or 1)))}f}}"
+    else:
+        form = "{}"
+    millions = form == "{}" and largest >= 1e6
 
     def shown(value: Any) -> str:
         if value is None or value != value:
             return ""
-        if isinstance(value, float):
-            return figure.format(value)
-        return f"{value / 1e6:.1f}M" if isinstance(value, int) and value >= 1e6 else str(value)
+        if isinstance(value, str):
+            return value
+        return f"{value / 1e6:.1f}M" if millions else form.format(value)
 
-    return [shown(value) for value in values]
+    return shown

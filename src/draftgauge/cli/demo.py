@@ -9,10 +9,9 @@ from typing import Any
 from rich.text import Text
 
 from draftgauge.api.requests import DemoRequest
-from draftgauge.cli.console import console, errors, joined_interval, progress, show_table, warn
+from draftgauge.cli.console import console, errors, progress, show_table, warn
 from draftgauge.cli.generate import STYLES, legend, show_text
 from draftgauge.core.load import describe_load, machine_load
-from draftgauge.core.printable import speed
 
 POLICIES = {
     "policy": "policy",
@@ -71,12 +70,6 @@ def _show_first(row: dict[str, Any]) -> None:
 
 def _show_compression(name: str, rows: Sequence[dict[str, Any]]) -> None:
     pooled = [row for row in rows if row["task"] == "all"]
-    shown = [
-        row
-        | joined_interval(row, "ratio_to_plain", "{:.2f}".format)
-        | {"tokens_per_second": speed(row["tokens_per_second"])}
-        for row in pooled
-    ]
     count = pooled[0]["prompts"]
     prompts = "one prompt, so without intervals" if count == 1 else f"{count} prompts, all tasks together"
-    show_table(f"Target {name}, decoded live: {prompts}", shown, POLICIES)
+    show_table(f"Target {name}, decoded live: {prompts}", pooled, POLICIES)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast, get_origin, get_type_hints
 from cyclopts import App, Parameter
 from cyclopts.group import Group
 
-from draftgauge.cli.console import EXIT_INCOMPLETE, IncompleteError, friendly_errors, save_json
+from draftgauge.cli.console import EXIT_INCOMPLETE, IncompleteError, console, friendly_errors, save_json
 from draftgauge.core.config import type_name
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
@@ -31,6 +31,8 @@ PANEL = 3  # settings that a part of a request has at least, to be shown under a
 
 Rows = Iterable[Mapping[str, Any]]
 Json = Annotated[str | None, Parameter(help="Also write the measured rows to this file.", metavar="FILE")]
+Wide = Annotated[bool, Parameter(help="Show every column of a table on a narrow terminal too.", negative=())]
+NO_TABLES = ("doctor", "generate", "build")  # verbs with rows that they do not show as a table
 
 
 def as_words(words: Iterable[str]) -> list[str]:
@@ -44,7 +46,7 @@ def add_verb(
     """Add a command that makes a request and hands it to ``show``, which runs it and prints what came of it.
 
     The first parameter of ``show`` is the request; its keyword-only ones become options too. Where it returns rows, the
-    command takes ``--json``. ``resume`` is said after Ctrl-C.
+    command takes ``--json``, and ``--wide`` for its tables. ``resume`` is said after Ctrl-C.
     """
     hints = get_type_hints(show, include_extras=True)
     first, *others = inspect.signature(show).parameters.values()
@@ -54,7 +56,7 @@ def add_verb(
 
     def command(*arguments: Any, **options: Any) -> int:
         options = {name: _as_typed(value) for name, value in options.items()}
-        json = options.pop("json", None)
+        json, console.wide = options.pop("json", None), options.pop("wide", False)
         further = {parameter.name: options.pop(parameter.name) for parameter in others if parameter.name in options}
         given = dict(zip((entry.name for entry in positional), map(_as_typed, arguments), strict=False))
         if positional and _is_list(positional[-1]):  # it takes all that are left
@@ -73,6 +75,8 @@ def add_verb(
     parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in others]
     if hints["return"] is not type(None):
         parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Json))
+        if name not in NO_TABLES:
+            parameters.append(inspect.Parameter("wide", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Wide))
     parameters.sort(key=lambda parameter: (parameter.kind, parameter.name not in BASIC))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

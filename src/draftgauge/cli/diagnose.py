@@ -12,9 +12,7 @@ QUERY = DRAFTER | {
     "depth": "depth",
     "layer": "layer",
     "target_layer": "of target layer",
-    "query_kl": "KL, nats",
-    "low": "95% from",
-    "high": "to",
+    "query_kl": "KL, nats [95%]",
     "uniform_kl": "KL of uniform attention",
 }
 CONTROLS = DRAFTER | {
@@ -22,9 +20,7 @@ CONTROLS = DRAFTER | {
     "control": "with",
     "agreement": "agreement",
     "agreement_own_query": "with its own",
-    "difference": "difference",
-    "low": "95% from",
-    "high": "to",
+    "difference": "difference [95%]",
 }
 GRADIENTS = DRAFTER | {
     "group": "group",

@@ -9,24 +9,20 @@ from draftgauge.cli.console import progress, show_table
 
 BY_DEPTH = {
     "depth": "depth",
-    "alpha": "alpha",
-    "low": "95% from",
-    "high": "to",
+    "alpha": "alpha [95%]",
     "agreement": "agreement, all positions",
     "survival": "all right so far",
 }
 WHOLE = {
-    "mat": "MAT",
-    "mat_low": "95% from",
-    "mat_high": "to",
-    "retention": "retention",
+    "mat": "MAT [95%]",
     "live_mat": "live MAT",
-    "tree_mat": "tree MAT",
-    "draft_ms": "ms/drafted token",
     "tokens_per_second": "tokens/s",
     "ratio": "x plain",
+    "draft_ms": "ms/drafted token",
+    "retention": "retention",
+    "tree_mat": "tree MAT",
 }
-PARTS = {"task": "task", "measure": "measure", "estimate": "estimate", "low": "95% from", "high": "to"}
+PARTS = {"task": "task", "measure": "measure", "estimate": "estimate [95%]"}
 
 
 def evaluate(request: EvaluateRequest) -> list[dict[str, Any]]:

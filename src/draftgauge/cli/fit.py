@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import FitRequest
-from draftgauge.cli.console import console, joined_interval, show_table
+from draftgauge.cli.console import console, show_table
 
 COLUMNS = {
     "compression": "target",
@@ -26,14 +26,8 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     rows = run(request)
     compared = any(row.get("best_rival") is not None for row in rows)
     if any("prompts" in row for row in rows):
-        shown = [
-            row
-            | joined_interval(row, "gain", "{:+.1%}".format)
-            | joined_interval(row, "gain_over_rival", "{:+.1%}".format)
-            for row in rows
-        ]
         columns = COLUMNS | (OVER_ONE_SOURCE if compared else {})
-        show_table(f"{request.policy} on the validation prompts", shown, columns)
+        show_table(f"{request.policy} on the validation prompts", rows, columns)
     else:
         console.print(
             f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as the run "

@@ -6,16 +6,15 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.cli.console import console, progress, show_table, warn
+from draftgauge.cli.console import by_target, console, progress, show_table, warn
 
 COLUMNS = {
-    "compression": "target",
     "task": "task",
     "prompts": "prompts",
-    "tokens": "tokens",
     "mean_accepted": "accepted of gamma_max",
     "first_accepted": "first accepted",
     "best_fixed_gamma": "best gamma",
+    "tokens": "tokens",
     "near_best_from": "within 2% from",
     "near_best_to": "to",
     "cost_ratio": "draft / verify cost",
@@ -47,7 +46,7 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
         show_table("What recording takes, at most", rows, PLAN_COLUMNS)
         return rows
     differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
-    show_table("Recorded", rows, COLUMNS | differing)
+    show_table("Recorded", rows, by_target(rows, COLUMNS | differing))
     if request.seconds is not None:
         _show_cut(request, rows)
     for compression, doubt in {row["compression"]: row["cost_doubt"] for row in rows}.items():

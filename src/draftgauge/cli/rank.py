@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.requests import RankRequest
-from draftgauge.cli.console import IncompleteError, joined_interval, progress, show_table, warn
-from draftgauge.core.printable import speed
+from draftgauge.cli.console import IncompleteError, progress, show_table, warn
 
 COLUMNS = {
-    "rank": "rank",
     "drafter": "drafter",
     "setting": "best setting",
     "tokens_per_second": "tokens/s [95%]",
     "ratio_to_plain": "x plain",
-    "gain": "gain over the first [95%]",
+    "levelled": "level with the first",
+    "gain": "gain over it [95%]",
     "tokens_per_step": "tokens/step",
     "acceptance": "accepted at depth 1, 2, ...",
     "cost_ratio": "draft / verify cost",
@@ -53,8 +52,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    level = " (level)" if row["level"] and row["gain"] != 0 else ""
+    level = "level" if row["level"] and row["gain"] != 0 else ""
     rates = [row.get(f"alpha_{depth}") for depth in range(1, SHOWN_DEPTHS + 1)]
     acceptance = " ".join(f"{rate:.2f}" for rate in rates if rate is not None)
-    joined = joined_interval(row, "tokens_per_second", speed) | joined_interval(row, "gain", "{:+.1%}".format)
-    return dict(row) | joined | {"gain": joined["gain"] + level, "acceptance": acceptance}
+    return dict(row) | {"levelled": level, "acceptance": acceptance}

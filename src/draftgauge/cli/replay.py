@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import joined_interval, show_table, show_verdicts, source_columns, warn
+from draftgauge.cli.console import by_target, show_table, show_verdicts, source_columns, warn
 
 COLUMNS = {
     "policy": "policy",
-    "tokens_per_step": "tokens/step",
-    "tokens_per_second": "modelled tokens/s",
     "ratio_to_plain": "x plain",
     "gain": "gain [95%]",
+    "tokens_per_second": "modelled tokens/s",
+    "tokens_per_step": "tokens/step",
     "p_holm": "p (Holm)",
     "captured": "captured",
 }
@@ -38,11 +38,9 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
 
         show_table("The best fixed length by batch size, and other policies", shown_rows(rows), BATCH_COLUMNS)
         return rows
-    columns = {"compression": "target"} | ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS
     pooled = [row for row in rows if row["task"] == "all"]
-    columns |= source_columns(pooled)
-    shown = [row | joined_interval(row, "gain", "{:+.1%}".format) for row in pooled]
-    show_table(_title(pooled, bool(request.sweep)), shown, columns)
+    columns = ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS | source_columns(pooled)
+    show_table(_title(pooled, bool(request.sweep)), pooled, by_target(pooled, columns))
     show_verdicts(pooled)
     return rows
 
