@@ -17,6 +17,7 @@ from draftgauge.training.reuse.request import TrainingSpec
 RESULT_NAME = "result.json"
 ERROR_NAME = "error.txt"
 DRAFTER_FOLDER = "drafter"
+CURVE_FOLDER = "curve"
 ANSWERS_NAME = "answers.jsonl"
 FEATURES_NAME = "features"
 TEXTS_NAME = "held-out.json"
@@ -94,8 +95,9 @@ class Evaluation:
     Attributes:
         prompts: a prompt file, or ``reference:SPLIT``.
         per_task: the first prompts of each task; all if None.
-        live_prompts, tree_prompts, latency_prompts, bottleneck_prompts: how many are decoded live (all if None),
-            decoded with draft trees, timed, and probed for what limits a drafter; tasks in turn.
+        live_prompts, tree_prompts, latency_prompts, bottleneck_prompts, curve_prompts: how many are decoded live (all
+            if None), decoded with draft trees, timed, probed for what limits a drafter, and measured on at every
+            checkpoint of the training (the learning curve); tasks in turn.
     """
 
     prompts: str = "reference:test"
@@ -105,6 +107,7 @@ class Evaluation:
     tree_prompts: int = 16
     latency_prompts: int = 4
     bottleneck_prompts: int = 24
+    curve_prompts: int = 0
 
 
 @dataclass(frozen=True)

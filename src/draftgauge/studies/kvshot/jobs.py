@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,11 +16,15 @@ from draftgauge.core.provenance import timestamp
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.limits import measure_bottlenecks
-from draftgauge.drafters.reuse import load_drafter
+from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.drafters.reuse import ReuseNet, load_drafter, save_drafter
+from draftgauge.drafters.reuse.persistence import read_description
+from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import end_tokens, load_tokenizer
-from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, KEPT, RESULT_NAME, TEXTS_NAME, Cell
+from draftgauge.studies.kvshot.cells import CURVE_FOLDER, DRAFTER_FOLDER, KEPT, RESULT_NAME, TEXTS_NAME, Cell
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
+from draftgauge.training.reuse.steps import State
 from draftgauge.training.reuse.tracking import read_history
 from draftgauge.training.reuse.train import train_drafter
 
@@ -52,7 +59,7 @@ class CellJob:
             progress(f"{cell.name}: {what}", done, total)
 
         out = cell.folder / DRAFTER_FOLDER
-        trained = train_drafter(request, out, report)
+        trained = train_drafter(request, out, report, watch=self._keep)
         target = load_target(request)
         tokenizer = load_tokenizer(request.target, request.trust_remote_code)
         net = load_drafter(out, target)
@@ -76,5 +83,22 @@ class CellJob:
             "seconds": time.monotonic() - began,
             "evaluation": evaluation.to_json(),
             "bottlenecks": limits.to_json(),
+            "curve": self._curve(target, texts[: cell.evaluation.curve_prompts], plan),
         }
         KEPT.write(cell.folder / RESULT_NAME, content)
+        shutil.rmtree(cell.folder / CURVE_FOLDER, ignore_errors=True)
+
+    def _keep(self, state: State, net: ReuseNet) -> None:
+        if self.cell.evaluation.curve_prompts:
+            so_far = {"tokens": state.tokens, "seconds": state.seconds}
+            save_drafter(self.cell.folder / CURVE_FOLDER / f"{state.step:07d}", net, so_far)
+
+    def _curve(self, target: CachedModel, texts: Sequence[HeldOutText], plan: EvaluationPlan) -> list[dict[str, Any]]:
+        """What every checkpoint of the training reached, in order."""
+        forced = replace(plan, live=0, tree=0, latency=0)
+        points = []
+        for folder in sorted((self.cell.folder / CURVE_FOLDER).glob("*")):
+            found = evaluate_drafter(load_drafter(folder, target), target, texts, forced).to_json()
+            counts = {key: found[key] for key in ("positions", "agreed", "accepted")}
+            points.append(dict(read_description(folder)["extra"]) | counts)
+        return points

@@ -52,7 +52,13 @@ def smoke(request: TrainingSpec) -> Study:
         # One thread: on a busy machine the threads of such small passes mostly wait for each other.
         replace(request, steps=2, batch=2, checkpoint_every=2, log_every=1, attention_start=SELF, threads=1),
         Evaluation(
-            per_task=1, max_new_tokens=12, live_prompts=1, tree_prompts=1, latency_prompts=1, bottleneck_prompts=1
+            per_task=1,
+            max_new_tokens=12,
+            live_prompts=1,
+            tree_prompts=1,
+            latency_prompts=1,
+            bottleneck_prompts=1,
+            curve_prompts=1,
         ),
     )
 
@@ -116,7 +122,23 @@ def block(request: TrainingSpec) -> Study:
         variants=(*designs, *(remedied(one, BLOCK) for one in designs)),
         seeds=(0, 1),
         decisive=(),
-        request=replace(base.request, questions=questions, new_tokens=128, steps=4500, log_every=50),
+        request=replace(
+            base.request, questions=questions, new_tokens=128, steps=4500, checkpoint_every=1125, log_every=50
+        ),
+        evaluation=replace(base.evaluation, curve_prompts=24),
+    )
+
+
+def short_block(request: TrainingSpec) -> Study:
+    """Block on some 27,000 positions, untuned, with 48 prompts: a laptop's two hours. What needs long training
+    it cannot show."""
+    study = block(request)
+    return replace(
+        study,
+        preset="short-block",
+        request=replace(study.request, questions=400, new_tokens=96, steps=100, checkpoint_every=25, log_every=25),
+        evaluation=replace(study.evaluation, per_task=12, live_prompts=8, tree_prompts=0, bottleneck_prompts=8),
+        tuning=None,
     )
 
 
@@ -153,7 +175,8 @@ def _on_gpu(request: TrainingSpec) -> bool:
 
 
 PRESETS: dict[str, Callable[[TrainingSpec], Study]] = {
-    preset.__name__: preset for preset in (smoke, quick, depth, width, remedies, block, full)
+    preset.__name__.replace("_", "-"): preset
+    for preset in (smoke, quick, depth, width, remedies, short_block, block, full)
 }
 
 

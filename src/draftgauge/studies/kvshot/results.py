@@ -14,8 +14,10 @@ from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant, read_kept
+from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows
 from draftgauge.studies.kvshot.presets import CONTROL
 from draftgauge.studies.kvshot.verdicts import Run, common_seeds, compare, mat_by_prompt, verdict_rows
+from draftgauge.training.reuse.request import BLOCK, TTT
 
 if TYPE_CHECKING:  # it trains, with torch
     from draftgauge.studies.kvshot.tuning import Tuned
@@ -40,6 +42,7 @@ class CellResult:
     survived: Counts
     live: Counts
     bottlenecks: Bottlenecks
+    curve: Curve
     evaluation: Mapping[str, Any]
     training: Mapping[str, Any]
 
@@ -55,10 +58,10 @@ def read_result(cell: Cell) -> CellResult | None:
         forced, live = (Counts.of(found[f"{kind}reached"], found[f"{kind}accepted"]) for kind in ("", "live_"))
         agreed, survived = (Counts.of(found["positions"], found[kind]) for kind in ("agreed", "accepted"))
         limits = Bottlenecks.from_json(document["bottlenecks"])
-        training = document["training"]
+        training, curve = document["training"], list(map(Point.of, document.get("curve", [])))
     except (KeyError, TypeError) as error:
         raise DraftgaugeError(f"{path} lacks {error}: remove it, and the cell runs again") from error
-    return CellResult(cell, forced, agreed, survived, live, limits, found, training)
+    return CellResult(cell, forced, agreed, survived, live, limits, curve, found, training)
 
 
 def study_rows(results: Sequence[CellResult]) -> list[Row]:
@@ -76,6 +79,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - of a study with two recipes, every run as ``recipe, design, seed, tokens_seen, tokens_per_step_live, agreement``
       (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
+    - of a study that keeps learning curves, see :mod:`draftgauge.studies.kvshot.curve`, a row for every checkpoint, and
+      both recipes after equal seconds of training;
     - predictions: see :func:`~draftgauge.studies.kvshot.verdicts.verdict_rows`.
 
     Of the two MATs of a run, ``mat`` is over all output positions, ``live_mat`` over those where decoding drafts.
@@ -95,6 +100,10 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     }
     if len({result.cell.request.recipe for result in results}) > 1:
         rows += map(_recipe_row, results)
+    curves: list[Row] = []
+    for variant, group in groups.items():
+        curves += curve_rows(variant, group[0].cell.request.recipe, [result.curve for result in group])
+    rows += [*curves, *at_equal_seconds(curves, BLOCK, TTT)]
     return [*rows, *_paired_rows(runs), *verdict_rows(runs)]
 
 

@@ -53,6 +53,7 @@ OWN_KEYS = (".chain_attention.keys", ".chain_attention.values")
 TAIL = 0.1  # share of the steps, at the end, over which the final loss is averaged
 
 Report = Callable[[Mapping[str, float]], None]
+Watch = Callable[["State", ReuseNet], None]
 
 
 @dataclass
@@ -109,8 +110,8 @@ class Training:
         self.state = self._resume(answers_sha256)
         self.interval = Interval()
 
-    def run(self, progress: Progress, report: Report) -> TrainResult:
-        """All steps that are left."""
+    def run(self, progress: Progress, report: Report, watch: Watch) -> TrainResult:
+        """All steps that are left; ``watch`` sees the network before every checkpoint."""
         request, state = self.job.request, self.state
         trackers: list[Tracker] = []
         if self.world.leads:
@@ -127,6 +128,7 @@ class Training:
 
         def save(step: int) -> None:
             if self.world.leads:
+                watch(state, self.net)
                 save_checkpoint(self.job.checkpoints, self.net, self.optimizers, asdict(state))
 
         try:

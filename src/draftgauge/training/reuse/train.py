@@ -27,18 +27,22 @@ from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, ope
 from draftgauge.training.reuse.request import BLOCK, TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.start import start_attention
-from draftgauge.training.reuse.steps import Report, Training, autocast
+from draftgauge.training.reuse.steps import Report, Training, Watch, autocast
 from draftgauge.training.world import joined
 
 
 def train_drafter(
-    request: TrainingSpec, out: Path, progress: Progress = silent, report: Report = lambda row: None
+    request: TrainingSpec,
+    out: Path,
+    progress: Progress = silent,
+    report: Report = lambda row: None,
+    watch: Watch = lambda state, net: None,
 ) -> TrainResult:
     """Train a drafter and leave it in ``out``, beside ``run.json``, ``log.jsonl`` and checkpoints.
 
     The same call goes on where an interrupted one stopped; a finished run is not repeated. Under torchrun every process
     makes this call, with a folder that all of them see; the first one writes and reports. ``report`` is told the
-    figures of every ``log_every`` steps.
+    figures of every ``log_every`` steps; ``watch`` sees the network before every checkpoint.
     """
     job = check(request, out, known_fingerprint(request))
     before = finished(out)
@@ -47,13 +51,13 @@ def train_drafter(
     with joined(job.world, job.device):
         if not job.world.leads:
             progress, report = silent, lambda row: None
-            return _train(job, progress, report)
+            return _train(job, progress, report, watch)
         require_writable(job.out)
         with only_writer(job.out):
-            return _train(job, progress, report)
+            return _train(job, progress, report, watch)
 
 
-def _train(job: Job, progress: Progress, report: Report) -> TrainResult:
+def _train(job: Job, progress: Progress, report: Report, watch: Watch) -> TrainResult:
     """The work of this process, alone or among others."""
     request, out, world = job.request, job.out, job.world
     world.wait()  # all have seen the folder as it was
@@ -76,7 +80,7 @@ def _train(job: Job, progress: Progress, report: Report) -> TrainResult:
             )
         features = _features(job, target, answers, conversations, progress)
     training = Training(job, _start(job, target, answers, conversations), features, conversations, answers.sha256)
-    result = training.run(progress, report)
+    result = training.run(progress, report, watch)
     if world.leads:
         described = {"request": request.identity(), "answers_sha256": answers.sha256, "result": result.to_json()}
         save_drafter(out, training.net, described)

@@ -1,0 +1,71 @@
+"""The learning curve: every design after equal parts of its training, by tokens seen and by seconds; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftgauge.statistics.bootstrap import columns
+from draftgauge.statistics.crossed import Counts, Floats, interval, mean_accepted
+from draftgauge.studies.kvshot.cells import Variant
+
+Row = dict[str, Any]
+
+
+class Point(NamedTuple):
+    """One drafter at a checkpoint.
+
+    Attributes:
+        tokens: answer positions trained on so far.
+        seconds: of training so far, on the machine that trained it.
+        agreed, survived: as of a finished drafter, see :class:`draftgauge.studies.kvshot.verdicts.Run`.
+    """
+
+    tokens: int
+    seconds: float
+    agreed: Counts
+    survived: Counts
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Point:
+        agreed, survived = (Counts.of(content["positions"], content[kind]) for kind in ("agreed", "accepted"))
+        return cls(content["tokens"], content["seconds"], agreed, survived)
+
+
+Curve = Sequence[Point]
+
+
+def mean_agreement(rates: Floats) -> Floats:
+    return np.asarray(rates.mean(-1))
+
+
+def curve_rows(variant: Variant, recipe: str, curves: Sequence[Curve]) -> Iterator[Row]:
+    """A row per checkpoint, pooled over the seeds of a variant: ``curve`` (the recipe), ``tokens_seen, train_seconds``
+    and, over all positions, ``agreement`` (of all depths) and ``tokens_per_step`` with intervals."""
+    for points in zip(*curves, strict=True):
+        agreed, survived = (Counts.stack([getattr(point, kind) for point in points]) for kind in ("agreed", "survived"))
+        row: Row = {"curve": recipe, "design": variant.design, "seeds": len(points)}
+        row |= {
+            "tokens_seen": float(np.mean([point.tokens for point in points])),
+            "train_seconds": float(np.mean([point.seconds for point in points])),
+        }
+        row |= columns("agreement", interval(agreed, mean_agreement))
+        yield row | columns("tokens_per_step", interval(survived, mean_accepted))
+
+
+def at_equal_seconds(rows: Sequence[Row], quick: str, slow: str) -> Iterator[Row]:
+    """Tokens a step of both recipes once the ``quick`` one is through: the ``slow`` one read off its curve, on a
+    straight line between two checkpoints."""
+    for last in {row["design"]: row for row in rows if row["curve"] == quick}.values():
+        curve = [row for row in rows if row["curve"] == slow and row["design"] == last["design"]]
+        if not curve:
+            continue
+        seconds = [row["train_seconds"] for row in curve]
+        yield {
+            "equal_seconds": min(last["train_seconds"], seconds[-1]),
+            "design": last["design"],
+            quick: last["tokens_per_step"],
+            slow: float(np.interp(last["train_seconds"], seconds, [row["tokens_per_step"] for row in curve])),
+        }
