@@ -68,6 +68,9 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
     }
     training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
     document = {"identity": cell.digest(), "training": training, "evaluation": found}
+    counts = {key: found[key] for key in ("positions", "agreed", "accepted")}
+    fewer = counts | {"accepted": (np.array(counts["accepted"]) // 2).tolist()}
+    document["curve"] = [{"tokens": 500, "seconds": 1.0} | fewer, {"tokens": 1000, "seconds": 2.0} | counts]
     document |= {"bottlenecks": limits(cell, len(alpha)).to_json(), "seconds": seconds}
     cell.folder.mkdir(parents=True, exist_ok=True)
     KEPT.write(cell.folder / RESULT_NAME, json.loads(json.dumps(document)))

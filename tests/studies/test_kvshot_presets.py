@@ -33,7 +33,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
     wide = WIDE_PREDICTIONS if preset in ("width", "full") else ()
     for prediction in (*PREDICTIONS, *wide):
         for variant in {prediction.better, prediction.worse} & set(study.variants):
-            assert len(study.seeds_of(variant)) == (2 if preset in ("smoke", "block") else 5)
+            assert len(study.seeds_of(variant)) == (2 if preset in ("smoke", "block", "short-block") else 5)
     before: set[str] = set()
     for cell in made:
         assert cell.after is None or cell.after in before
@@ -106,5 +106,5 @@ def test_one_seed_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, block, full"):
+    with pytest.raises(DraftgaugeError, match="smoke, quick, depth, width, remedies, short-block, block, full"):
         make_study("huge", TrainingSpec())

@@ -11,6 +11,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_PARAMETERS, EQUAL_WIDTH
+from draftgauge.studies.kvshot.curve import at_equal_seconds
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied, warm
 from draftgauge.studies.kvshot.results import read_result, study_rows
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
@@ -87,6 +88,32 @@ def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> No
     assert runs[1]["tokens_per_step_live"] > runs[0]["tokens_per_step_live"]
     (paired,) = [row for row in measured if row.get("measure") == "mat_minus_plain"]
     assert (paired["remedy"], paired["seeds"]) == (BLOCK, 2)
+
+
+def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) -> None:
+    blockwise = remedied(KV, BLOCK)
+    measured = study_rows(results(tmp_path, {KV: ALPHAS[KV], blockwise: ALPHAS[KV_DEEP]}, seeds=(0, 1)))
+    curve = [row for row in measured if "curve" in row]
+    assert [(row["curve"], row["tokens_seen"], row["seeds"]) for row in curve] == [
+        ("ttt", 500, 2), ("ttt", 1000, 2), ("block", 500, 2), ("block", 1000, 2)
+    ]  # fmt: skip
+    half, whole = curve[:2]
+    assert whole["agreement"] == half["agreement"] == pytest.approx(np.mean(ALPHAS[KV]), abs=0.02)
+    assert whole["agreement_low"] < whole["agreement"] < whole["agreement_high"]
+    assert half["tokens_per_step"] < whole["tokens_per_step"]
+    both = {"block": curve[3]["tokens_per_step"], "ttt": whole["tokens_per_step"]}
+    assert [row for row in measured if "equal_seconds" in row] == [{"equal_seconds": 2.0, "design": "kv"} | both]
+
+
+def test_a_recipe_that_needs_less_time_is_compared_with_the_others_curve_at_that_time() -> None:
+    points = {"block": [(1.0, 1.5)], "ttt": [(0.5, 1.1), (1.5, 1.3)]}
+    curve = [
+        {"curve": recipe, "design": "kv", "train_seconds": seconds, "tokens_per_step": value}
+        for recipe, of in points.items()
+        for seconds, value in of
+    ]
+    (row,) = at_equal_seconds(curve, "block", "ttt")
+    assert (row["equal_seconds"], row["block"], row["ttt"]) == (1.0, 1.5, pytest.approx(1.2))
 
 
 def test_every_drafter_is_paired_with_the_control_and_a_warm_start_with_its_random_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.provenance import read_measurement, write_measurement
-from draftgauge.studies.kvshot.cells import ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
+from draftgauge.studies.kvshot.cells import CURVE_FOLDER, ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width, make_study, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
@@ -49,7 +49,7 @@ def small(
         variants,
         seeds,
         request,
-        Evaluation(str(prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1),
+        Evaluation(str(prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1, curve_prompts=1),
     )
 
 
@@ -162,7 +162,10 @@ def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_p
     ended = study_so_far(study, folder)
     assert (str(ended.rows), ended.left) == (str(found.rows), 0)
     whole = run_study(study, tmp_path / "uninterrupted", prompts)
-    assert [row["mat"] for row in found.rows if "mat" in row] == [row["mat"] for row in whole.rows if "mat" in row]
+    for key in ("mat", "tokens_seen", "agreement"):  # the learning curve too
+        assert [row[key] for row in found.rows if key in row] == [row[key] for row in whole.rows if key in row]
+    assert [(row["design"], row["tokens_seen"]) for row in found.rows if "curve" in row]
+    assert not list(folder.rglob(CURVE_FOLDER)), "drafters kept for the learning curve go with the result"
 
 
 def test_a_failed_cell_is_named_and_tried_again(
@@ -173,10 +176,10 @@ def test_a_failed_cell_is_named_and_tried_again(
     study, folder = small(tiny_target, prompts), tmp_path / "study"
     train = jobs.train_drafter
 
-    def failing(request: TrainingSpec, *rest: object) -> object:
+    def failing(request: TrainingSpec, *rest: object, **options: object) -> object:
         if request.reuse == "hidden":
             raise RuntimeError("out of memory")
-        return train(request, *rest)  # type: ignore[arg-type]
+        return train(request, *rest, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "train_drafter", failing)
@@ -194,7 +197,7 @@ def test_nothing_finished_is_an_error(
 ) -> None:
     from draftgauge.studies.kvshot import jobs
 
-    def failing(*arguments: object) -> object:
+    def failing(*arguments: object, **options: object) -> object:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(jobs, "train_drafter", failing)

@@ -92,7 +92,7 @@ class StudyKvshotRequest:
     preset: str = option(
         "smoke",
         help="'smoke', 'quick', 'depth' (and deeper KV drafters), 'width' (at equal width), 'remedies', 'block' (token "
-        "by token beside block-wise) or 'full'.",
+        "by token beside block-wise), 'short-block' (on a laptop) or 'full'.",
     )
     seeds: int | None = option(None, help="most seeds of a row, at least 2; all of the preset's if left out.")
     teacher: TeacherSpec = TeacherSpec()

@@ -134,7 +134,7 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
         "seeds": sorted({len(one.having("seed")) for one in drafters}),
         "failures": failures,
         "predictions": [row | {"evidence": evidence(row)} for row in map(dict, rows) if "prediction" in row],
-        "comparisons": comparisons(drafters),
+        "comparisons": [*comparisons(drafters), *learning_charts(rows)],
         "mat": interval_chart(
             "mat",
             "MAT, tokens per step",
@@ -210,6 +210,23 @@ def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
             ]
             axes = Axes("depth of the draft step, k", ylabel)
             charts.append((f"{title}: {name}", line_chart(f"{title} {name}", axes, drawn)))
+    return charts
+
+
+def learning_charts(rows: Sequence[Row]) -> list[Chart]:
+    """Tokens a step of both recipes over their training, by tokens seen and by seconds, where the study kept them."""
+    points = [row for row in rows if "curve" in row]
+    designs = dict.fromkeys((row["curve"], row["design"]) for row in points)
+    charts = []
+    for key, xlabel in (("tokens_seen", "answer positions trained on"), ("train_seconds", "seconds of training")):
+        lines = []
+        for place, (recipe, design) in enumerate(designs):
+            own = [row for row in points if (row["curve"], row["design"]) == (recipe, design)]
+            values = [[row[f"tokens_per_step{end}"] for row in own] for end in ("", "_low", "_high")]
+            lines.append(Line(f"{design}, {recipe}", [row[key] for row in own], *values, style=series(place)))
+        if lines:
+            axes = Axes(xlabel, "tokens a step, all positions")
+            charts.append((f"Learning curve by {xlabel}", line_chart(f"learning {key}", axes, lines)))
     return charts
 
 
