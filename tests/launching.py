@@ -10,7 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, Any
+
+import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_text
@@ -20,6 +22,23 @@ END_SECONDS = 30.0
 _SHOWN = 2000
 # What draftgauge sets for libllama beside torch (models/gguf_library.py); a server's threads would sleep between sums.
 OWN = ("OMP_WAIT_POLICY",)
+
+
+@contextmanager
+def ray_cluster(cpus: int) -> Iterator[Any]:
+    """A local Ray cluster; the test is skipped without Ray, and where the machine is too busy for its time limit."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    try:
+        ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # Ray raises no type of its own
+        ray.shutdown()
+        if "timed out during startup" not in str(error):
+            raise
+        pytest.skip("Ray did not start within the 30 s that it gives itself: the machine is busy")
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 @contextmanager

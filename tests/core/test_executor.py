@@ -13,6 +13,7 @@ import study_jobs
 from draftgauge.core import executor
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
 from draftgauge.core.executor import Outcome, execute
+from launching import ray_cluster
 from study_jobs import FileJob
 
 
@@ -79,11 +80,9 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[object]:
     """A local Ray cluster of two CPUs."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    ray.cloudpickle.register_pickle_by_value(study_jobs)  # the workers do not see the tests' folder
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield ray
-    ray.shutdown()
+    with ray_cluster(cpus=2) as ray:
+        ray.cloudpickle.register_pickle_by_value(study_jobs)  # the workers do not see the tests' folder
+        yield ray
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width, make_study, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
 from draftgauge.training.reuse.request import TrainingSpec
+from launching import ray_cluster
 from tiny import save_tiny
 
 WIDE_HIDDEN = at_equal_width(HIDDEN)
@@ -222,13 +223,9 @@ def test_another_study_in_the_folder_is_refused(tiny_target: Path, prompts: Path
 
 @pytest.mark.slow
 def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
     study = small(tiny_target, prompts, (CONTROL, WIDE_HIDDEN, WARM))
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
+    with ray_cluster(cpus=1):
         spread = run_study(study, tmp_path / "ray", prompts, workers=WorkersSpec(executor="ray"))
-    finally:
-        ray.shutdown()
     local = run_study(study, tmp_path / "local", prompts)
     assert spread.failures == {}
     keys = ("design", "init", "mat", "retention", "parameters", "live_mat")
