@@ -90,9 +90,10 @@ figures: setup
 	$(BIN)/python benchmarks/real_pair.py judge
 	$(BIN)/python benchmarks/figures.py
 
-# The site of docs/, into build/site.
+# The site of docs/, with two reports of the published runs, into build/site.
 docs: setup
 	$(INSTALL) --editable '.[docs]'
+	for run in bf16 nf4; do $(BIN)/draftgauge report docs/results/real/runs/$$run --title "Qwen2.5-Coder 1.5B with 0.5B, $$run" --out docs/gallery/$$run.html || exit 1; done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:

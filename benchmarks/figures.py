@@ -142,6 +142,20 @@ def best_length_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {RUN_NAMES[name]} | {first:.3f} | {' | '.join(best)} |"
 
 
+def lengths_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Every fixed length on the outcomes in bfloat16: tokens a step, and its speed at two targets' costs."""
+    names = ("bf16", "nf4")
+    yield f"| tokens drafted | tokens a step | {' | '.join(f'tokens/s, {RUN_NAMES[name]}' for name in names)} |"
+    yield "|---:|---:|---:|---:|"
+    own = [row for row in rows if row["question"] == "best length" and row["outcomes"] == "bf16"]
+    for length in sorted({row["gamma"] for row in own}):
+        cells = []
+        for name in names:
+            row = next(matching(own, {"gamma": length, "costs": name}))
+            cells.append(f"{'**' * row['best']}{row['tokens_per_second']:.1f}{'**' * row['best']}")
+        yield f"| {length} | {row['tokens_per_step']:.2f} | {' | '.join(cells)} |"
+
+
 def depths_table(rows: Sequence[Row]) -> Iterator[str]:
     """Tokens per step over all positions of KV drafters of several layers, at equal parameters and at equal width."""
     capacities = ("equal parameters", EQUAL_WIDTH)
@@ -228,6 +242,7 @@ def _estimate(row: Row) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "best length": ("real-speckv.json", best_length_table),
+    "lengths": ("real-speckv.json", lengths_table),
     "real pair": ("real-replayed.json", real_table),
     "real held out": ("real-replayed.json", real_held_out_table),
     "real live": ("real-live-bf16.json", real_live_table),
