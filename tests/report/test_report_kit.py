@@ -48,7 +48,7 @@ def test_columns_that_no_row_has_are_left_out():
     rows = [{"name": "a", "speed": 1.25, "kind": "best"}, {"name": "b", "speed": None}]
     table = table_of(rows, {"name": ("name", str), "speed": ("tokens/s", decimals(1)), "live": ("live", str)})
     assert (table.headings, table.lines) == (("name", "tokens/s"), (("a", "1.2"), ("b", "–")))
-    assert (table.numeric, table.kinds) == ((False, True), ("best", ""))
+    assert (table.looks, table.kinds) == (("", "n"), ("best", ""))
 
 
 def test_facts_that_are_not_known_are_left_out():

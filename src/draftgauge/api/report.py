@@ -30,7 +30,8 @@ def report(request: ReportRequest) -> Path:
         DraftgaugeError: if a bench file cannot be read, or a policy is unknown or was fitted for other drafts.
     """
     live = [row for path in request.bench for row in read_measurement(path).rows]
-    return write_report(request.folder, request.out, live, request.policies, request.title)
+    ranked = () if request.ranked is None else read_measurement(request.ranked).rows
+    return write_report(request.folder, request.out, live, request.policies, request.title, ranked=ranked)
 
 
 def write_report(
@@ -40,8 +41,9 @@ def write_report(
     policies: Sequence[str] = (),
     title: str = TITLE,
     compressions: Sequence[str] | None = None,
+    ranked: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
-    """As :func:`report`; ``live`` are rows of ``bench``; of ``compressions`` only, if given."""
+    """As :func:`report`; ``live`` are rows of ``bench``, ``ranked`` of ``rank``; of ``compressions`` only, if given."""
     out = out or folder / REPORT_NAME
     require_writable_file(out)
     runs = []
@@ -53,5 +55,5 @@ def write_report(
         design = design_of(trace, None, fitted_on(named))
         made = {policy.spec: policy.make(trace.gamma_max, costs) for policy in named}
         runs.append(judge_run(run, costs, design, made, live))
-    atomic_write_text(out, render(runs, title))
+    atomic_write_text(out, render(runs, title, ranked=ranked))
     return out

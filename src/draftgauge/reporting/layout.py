@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from draftgauge.reporting import style
 
 KIT = "draftgauge.reporting"
 FORMATS = (style.number, style.percent, style.ratio, style.signed)
+LINE = 32  # characters of a cell that stays in one line
 Format = Callable[[Any], str]
 Columns = Mapping[str, tuple[str, Format]]
 """Key of a row -> heading and format of its column."""
@@ -28,19 +30,18 @@ def render_page(template: str, title: str, values: Mapping[str, Any], package: s
 @dataclass(frozen=True)
 class Table:
     """Headings and printed cells; the first column names the line. Of a line whose kind is "best" the text is bold, of
-    "bound" muted; figures (``numeric``) are set flush right.
+    "bound" muted; figures ("n" of ``looks``) are set flush right, and only "prose" is broken into lines.
     """
 
     headings: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
-    numeric: tuple[bool, ...]
+    looks: tuple[str, ...]
     kinds: tuple[str, ...]
     caption: str = ""
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Columns, caption: str = "") -> Table:
-    """Rows as text; columns that no row has are left out, and those of numbers are numeric. ``kind`` of a row is that
-    of its line."""
+    """Rows as text; columns that no row has are left out. ``kind`` of a row is that of its line."""
     shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
     lines = [
         tuple(style.MISSING if row.get(key) is None else form(row[key]) for key, (_, form) in shown.items())
@@ -49,10 +50,16 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Columns, caption: str =
     return Table(
         headings=tuple(heading for heading, _ in shown.values()),
         lines=tuple(lines),
-        numeric=tuple(any(isinstance(row.get(key), int | float | tuple) for row in rows) for key in shown),
+        looks=tuple(map(_look, zip(*lines, strict=True))),
         kinds=tuple(str(row.get("kind", "")) for row in rows),
         caption=caption,
     )
+
+
+def _look(cells: Sequence[str]) -> str:
+    if any(re.match(f"[+{style.MINUS}]?\\d", cell) for cell in cells):
+        return "n"
+    return "prose" if max(map(len, cells)) > LINE else ""
 
 
 def decimals(count: int) -> Format:

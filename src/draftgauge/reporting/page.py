@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from draftgauge.reporting.layout import (
     report_facts,
     table_of,
 )
-from draftgauge.reporting.rows import Run, best_length, describe, policy_rows
+from draftgauge.reporting.ranked import ranked_section
+from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
 from draftgauge.reporting.timeline import KINDS, Timeline, replay_timeline, representative_prompts
 from draftgauge.serving.engines import ENGINES, FIXED, Deployment, fixed_length
@@ -39,7 +40,7 @@ TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known
 TIMELINES = 4  # of one compression
 PLAIN, BOUND, LIVE = Series("muted", (1.2, 1.8)), Series("green", (6, 2)), Series("vermillion", (), "D")
-MODELLED, RULES = Series("blue", (), "o"), Series("purple", (), "s")
+MODELLED, RULES, STEP = Series("blue", (), "o"), Series("purple", (), "s"), Series("ink")
 BATCH_COLUMNS: Columns = {
     "batch": ("requests at once", str),
     "gamma": ("best length", str),
@@ -58,18 +59,20 @@ POLICY_COLUMNS: Columns = {
     **named(decimals(0), "mismatches"),
     "gain": ("over best fixed", signed),
     "gain_interval": ("95% interval", str),
-    "what": ("what it does", str),
 }
 
 
-def render(runs: Sequence[Run], title: str = TITLE, command: str | None = None) -> str:
+def render(
+    runs: Sequence[Run], title: str = TITLE, command: str | None = None, ranked: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """The page of runs of different compressions, in the order to show; ``command`` asked for it, the running one if
-    None.
+    None. ``ranked`` are rows of ``draftgauge rank``.
     """
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise TraceError(f"two of the runs have the same compression ({', '.join(names)}); give one run for each")
     lengths = sorted({best_length(run.fixed(), 1) for run in runs})
+    judged = dict.fromkeys(row["policy"] for run in runs for row in policy_rows(run, ALL_TASKS, lengths))
     timelines = [(run.name, _timelines(run)) for run in runs]
     facts = [_facts(run) for run in runs]
     shared = tuple(fact for fact in facts[0] if all(fact in own for own in facts))
@@ -88,7 +91,12 @@ def render(runs: Sequence[Run], title: str = TITLE, command: str | None = None) 
             for run in runs
             if run.cost.batched is not None and run.trace.sampled is None
         ],
+        "ranked": ranked_section(ranked) if ranked else None,
+        "least": MIN_PROMPTS,
+        "bounds": BOUNDS,
+        "heat": [(run.name, heat_map(run, lengths)) for run in runs],
         "tables": [(run.name, [policy_table(run, task, lengths) for task in run.tasks]) for run in runs],
+        "meanings": [(_title(policy), text) for policy in judged if (text := describe(policy))],
         "has_live": any("live_ratio" in row for run in runs for row in run.rows.values()),
         "timelines": timelines,
         "kinds": {kind: text for kind, text in KINDS.items() if kind in _kinds(timelines)},
@@ -158,10 +166,16 @@ def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
     rows = [
         row
         | {"interval": ends(row, "live_", decimals(2)), "gain_interval": ends(row, "gain_", signed)}
-        | {"policy": _title(row["policy"]), "what": describe(row["policy"])}
+        | {"policy": _title(row["policy"])}
         for row in policy_rows(run, task, lengths)
     ]
     return table_of(rows, POLICY_COLUMNS, "all tasks" if task == ALL_TASKS else task)
+
+
+def heat_map(run: Run, lengths: Sequence[int]) -> list[tuple[str, list[Row]]]:
+    """Every policy that was replayed, in the order to show, with its row of each task."""
+    policies = [row["policy"] for row in policy_rows(run, ALL_TASKS, lengths) if "gain" in row]
+    return [(_title(policy), [run.rows[task, policy] for task in run.tasks]) for policy in policies]
 
 
 def _title(spec: str) -> str:
@@ -211,14 +225,20 @@ def speed_chart(run: Run, task: str) -> Markup:
 
 
 def _cost_chart(run: Run) -> Markup:
-    """Milliseconds of verifying and of drafting tokens, at the shortest, the median and the longest context."""
-    cost = run.cost
-    shown = dict.fromkeys((0, len(cost.contexts) // 2, len(cost.contexts) - 1))
+    """Milliseconds of verifying and of drafting tokens, at the shortest, the median and the longest context; of a whole
+    step at the median one, with its band.
+    """
+    cost, middle = run.cost, len(run.cost.contexts) // 2
+    shown = dict.fromkeys((0, middle, len(cost.contexts) - 1))
     lines = [
         Line(f"{what}, context {cost.contexts[row]}", range(1, len(seconds) + 1), [1e3 * each for each in seconds])
         for row in shown
         for what, seconds in (("verify k", cost.verify[row]), ("draft n", cost.draft[row][1:]))
     ]
+    whole = 1e3 * (np.asarray(cost.draft[middle]) + np.asarray(cost.verify[middle]))[1:]
+    apart = cost.measured.half_width if cost.measured else 0.0
+    step = f"step of n, context {cost.contexts[middle]}"
+    lines.append(Line(step, range(1, 1 + len(whole)), whole, whole * (1 - apart), whole * (1 + apart), style=STEP))
     return line_chart(f"cost-{run.name}", Axes("tokens, k or n", "milliseconds", (0, None)), lines)
 
 

@@ -92,6 +92,8 @@ class Run:
 
 
 def describe(policy: str) -> str:
+    if policy.endswith(FITTED_SUFFIX) and not Path(policy).exists():  # of a live measurement, made elsewhere
+        return "a fitted policy, whose file is not here"
     if policy.endswith(FITTED_SUFFIX):
         fitted = load_fitted(Path(policy))
         return f"{describe_policy(fitted.policy)}, fitted on {len(fitted.trained_on)} prompts"

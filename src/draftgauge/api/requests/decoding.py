@@ -238,11 +238,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """Write one HTML file, which works offline: acceptance, speed by draft length, costs and token timelines."""
+    """Write one HTML file, which works offline: acceptance, speed by draft length, costs, gains by task and timelines."""
 
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
     out: Path | None = option(None, help="the file to write; report.html in the folder if left out.")
     bench: tuple[Path, ...] = option((), repeated=True, help="JSON of 'draftgauge bench', to show live figures.")
+    ranked: Path | None = option(None, name="--rank", help="JSON of 'draftgauge rank', to show drafters side by side.")
     policies: tuple[str, ...] = policies_option("a policy to judge beside the usual ones; may be repeated.")
     title: str = option("How far to draft", help="heading of the report.")
 
