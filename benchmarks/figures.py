@@ -216,6 +216,57 @@ def rows_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {_drafter(pooled)} | {' | '.join(figures)} |"
 
 
+RECIPE_NAMES = {"ttt": "token by token", "block": "block-wise"}
+
+
+def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Both recipes of every design after as many answer positions."""
+    columns = (
+        "seeds",
+        "agreement at depth 0",
+        "3",
+        "6",
+        "tokens a step",
+        "live",
+        "seconds of training",
+        "a draft of 7",
+    )
+    yield f"| design | trained | {' | '.join(columns)} |"
+    yield f"|---|---|{'---:|' * len(columns)}"
+    runs = [row for row in rows if "recipe" in row]
+    for design in dict.fromkeys(row["design"] for row in runs):
+        for recipe, name in RECIPE_NAMES.items():
+            seconds = [row["seconds_draft"] for row in runs if (row["design"], row["recipe"]) == (design, recipe)]
+            remedy = "block-wise" if recipe == "block" else None
+            own = [row for row in matching(rows, {"design": design, "remedy": remedy}) if "capacity" in row]
+            agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
+            by_measure = {row["measure"]: row for row in own if "measure" in row and "task" not in row}
+            trained = [row["train_seconds"] for row in matching(rows, {"curve": recipe, "design": design})]
+            if not seconds:
+                continue
+            cells = [
+                *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
+                *(_estimate(by_measure[measure]) for measure in ("mat", "live_mat")),
+                f"{trained[-1]:.0f}",
+                f"{1e3 * min(seconds):.1f} ms",
+            ]
+            yield f"| `{design}` | {name} | {len(seconds)} | {' | '.join(cells)} |"
+
+
+def curve_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Tokens a step of every design at every checkpoint, and of both recipes after equal seconds of training."""
+    found = [row for row in rows if "curve" in row]
+    points = sorted({round(row["tokens_seen"], -2) for row in found})
+    shown = " | ".join(f"{point:,.0f}" for point in points)
+    yield f"| design | trained | {shown} positions | after equal seconds |"
+    yield f"|---|---|{'---:|' * (len(points) + 1)}"
+    equal = {row["design"]: row for row in rows if "equal_seconds" in row}
+    for design, recipe in dict.fromkeys((row["design"], row["curve"]) for row in found):
+        own = [f"{row['tokens_per_step']:.2f}" for row in matching(found, {"design": design, "curve": recipe})]
+        at = f"{equal[design][recipe]:.2f}" if design in equal else ""
+        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join(own)} | {at} |"
+
+
 def _drafter(row: Row) -> str:
     """A drafter of the study, in words."""
     design = "control" if row["design"] == "none" else row["design"]  # its name in earlier rows
@@ -254,6 +305,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "predictions": ("kvshot-full.json", predictions_table),
     "predictions at equal width": ("kvshot-width.json", predictions_table),
     "rows": ("kvshot-full.json", rows_table),
+    "recipes": ("kvshot-block.json", recipes_table),
+    "learning curve": ("kvshot-block.json", curve_table),
     "widths": ("kvshot-width.json", rows_table),
 }
 

@@ -13,7 +13,7 @@ from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_PARAMETERS, EQUAL_WIDTH
 from draftgauge.studies.kvshot.curve import at_equal_seconds
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied, warm
-from draftgauge.studies.kvshot.results import read_result, study_rows
+from draftgauge.studies.kvshot.results import read_result, study_rows, summary
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
 from kvshot_results import ALPHAS, cells, results, study, write_result
 
@@ -88,6 +88,7 @@ def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> No
     assert runs[1]["tokens_per_step_live"] > runs[0]["tokens_per_step_live"]
     (paired,) = [row for row in measured if row.get("measure") == "mat_minus_plain"]
     assert (paired["remedy"], paired["seeds"]) == (BLOCK, 2)
+    assert [line["drafter"] for line in summary(measured)] == ["kv-project-rope", "kv-project-rope-block-wise"]
 
 
 def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     """One line for every variant, over its seeds: the paper's table, from pooled rows."""
     lines: dict[str, Row] = {}
     for row in rows:
-        if "design" not in row:
+        if "capacity" not in row:
             continue
         labels = {key: row[key] for key in ("design", "layers", "init", "capacity")}
         name = Variant(**labels, injection=row["injection"] or "", remedy=row.get("remedy") or "").name
