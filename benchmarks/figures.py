@@ -267,6 +267,18 @@ def curve_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join(own)} | {at} |"
 
 
+def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Gradients of a drafter's own keys and values over those of its queries."""
+    found = [row for row in rows if "trained" in row]
+    yield "| design | trained | seeds | keys over queries | values over queries |"
+    yield "|---|---|---:|---:|---:|"
+    for design, recipe in dict.fromkeys((row["design"], row["by"]) for row in found):
+        own = [row for row in found if (row["design"], row["by"]) == (design, recipe)]
+        sizes = [[row["over_queries"] for row in own if row["trained"] == kind] for kind in ("keys", "values")]
+        cells = [f"{min(each):.2f} to {max(each):.2f}" if len(each) > 1 else f"{each[0]:.2f}" for each in sizes]
+        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {len(sizes[0])} | {' | '.join(cells)} |"
+
+
 def _drafter(row: Row) -> str:
     """A drafter of the study, in words."""
     design = "control" if row["design"] == "none" else row["design"]  # its name in earlier rows
@@ -306,6 +318,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "predictions at equal width": ("kvshot-width.json", predictions_table),
     "rows": ("kvshot-full.json", rows_table),
     "recipes": ("kvshot-block.json", recipes_table),
+    "gradients": ("kvshot-block.json", gradients_table),
     "learning curve": ("kvshot-block.json", curve_table),
     "widths": ("kvshot-width.json", rows_table),
 }

@@ -11,7 +11,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_PARAMETERS, EQUAL_WIDTH
-from draftgauge.studies.kvshot.curve import at_equal_seconds
+from draftgauge.studies.kvshot.curve import at_equal_seconds, gradient_rows
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied, warm
 from draftgauge.studies.kvshot.results import read_result, study_rows, summary
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
@@ -104,6 +104,18 @@ def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) 
     assert half["tokens_per_step"] < whole["tokens_per_step"]
     both = {"block": curve[3]["tokens_per_step"], "ttt": whole["tokens_per_step"]}
     assert [row for row in measured if "equal_seconds" in row] == [{"equal_seconds": 2.0, "design": "kv"} | both]
+
+
+def test_gradients_of_keys_and_values_over_those_of_queries() -> None:
+    own, injected = "gradient_rms/blocks.0.chain_attention.", "gradient_rms/blocks.0.injection."
+    steps = [(9.0, 9.0, 9.0), (4.0, 1.0, 2.0), (2.0, 1.0, 4.0)]  # the first step is of untrained weights
+    history = [
+        {"step": n, f"{own}queries": q, f"{own}keys": k, f"{own}values": v, f"{injected}keys": 7.0}
+        for n, (q, k, v) in enumerate(steps)
+    ]
+    found = {row["trained"]: row["over_queries"] for row in gradient_rows("ttt", "kv", 0, history)}
+    assert found == {"keys": (1 / 4 + 1 / 2) / 2, "values": (2 / 4 + 4 / 2) / 2}
+    assert not list(gradient_rows("ttt", "kv", 0, []))
 
 
 def test_a_recipe_that_needs_less_time_is_compared_with_the_others_curve_at_that_time() -> None:

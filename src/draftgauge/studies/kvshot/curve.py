@@ -1,4 +1,4 @@
-"""The learning curve: every design after equal parts of its training, by tokens seen and by seconds; no torch."""
+"""How a training went: the learning curve by tokens seen and by seconds, and whom the gradients reach; no torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from draftgauge.statistics.crossed import Counts, Floats, interval, mean_accepte
 from draftgauge.studies.kvshot.cells import Variant
 
 Row = dict[str, Any]
+GRADIENT = "gradient_rms/"
 
 
 class Point(NamedTuple):
@@ -69,3 +70,16 @@ def at_equal_seconds(rows: Sequence[Row], quick: str, slow: str) -> Iterator[Row
             quick: last["tokens_per_step"],
             slow: float(np.interp(last["train_seconds"], seconds, [row["tokens_per_step"] for row in curve])),
         }
+
+
+def gradient_rows(recipe: str, design: str, seed: int, history: Sequence[Mapping[str, float]]) -> Iterator[Row]:
+    """Whether the drafter's own keys and values are trained as its queries are, the second bottleneck of KVShot: RMS of
+    the gradients of a group of parameters over that of the queries, the mean over the logged steps after the first."""
+
+    def size(row: Mapping[str, float], kind: str) -> float:
+        (found,) = (row[name] for name in row if name.startswith(GRADIENT) and name.endswith(f"attention.{kind}"))
+        return found
+
+    for kind in ("keys", "values") if len(history) > 1 else ():
+        over = float(np.mean([size(row, kind) / size(row, "queries") for row in history[1:]]))
+        yield {"trained": kind, "by": recipe, "design": design, "seed": seed, "over_queries": over}

@@ -13,11 +13,12 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
-from draftgauge.studies.kvshot.cells import RESULT_NAME, Cell, Variant, read_kept
-from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows
+from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, RESULT_NAME, Cell, Variant, read_kept
+from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows, gradient_rows
 from draftgauge.studies.kvshot.presets import CONTROL
 from draftgauge.studies.kvshot.verdicts import Run, common_seeds, compare, mat_by_prompt, verdict_rows
 from draftgauge.training.reuse.request import BLOCK, TTT
+from draftgauge.training.reuse.tracking import read_history
 
 if TYPE_CHECKING:  # it trains, with torch
     from draftgauge.studies.kvshot.tuning import Tuned
@@ -43,6 +44,7 @@ class CellResult:
     live: Counts
     bottlenecks: Bottlenecks
     curve: Curve
+    history: Sequence[Mapping[str, float]]
     evaluation: Mapping[str, Any]
     training: Mapping[str, Any]
 
@@ -61,7 +63,8 @@ def read_result(cell: Cell) -> CellResult | None:
         training, curve = document["training"], list(map(Point.of, document.get("curve", [])))
     except (KeyError, TypeError) as error:
         raise DraftgaugeError(f"{path} lacks {error}: remove it, and the cell runs again") from error
-    return CellResult(cell, forced, agreed, survived, live, limits, curve, found, training)
+    history = read_history(cell.folder / DRAFTER_FOLDER)
+    return CellResult(cell, forced, agreed, survived, live, limits, curve, history, found, training)
 
 
 def study_rows(results: Sequence[CellResult]) -> list[Row]:
@@ -80,7 +83,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     - of a study with two recipes, every run as ``recipe, design, seed, tokens_seen, tokens_per_step_live, agreement``
       (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
     - of a study that keeps learning curves, see :mod:`draftgauge.studies.kvshot.curve`, a row for every checkpoint, and
-      both recipes after equal seconds of training;
+      both recipes after equal seconds of training; and :func:`~draftgauge.studies.kvshot.curve.gradient_rows`;
     - predictions: see :func:`~draftgauge.studies.kvshot.verdicts.verdict_rows`.
 
     Of the two MATs of a run, ``mat`` is over all output positions, ``live_mat`` over those where decoding drafts.
@@ -100,6 +103,10 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     }
     if len({result.cell.request.recipe for result in results}) > 1:
         rows += map(_recipe_row, results)
+        for result in results:
+            request = result.cell.request
+            if result.cell.variant.layers == 1:
+                rows += gradient_rows(request.recipe, request.reuse, request.seed, result.history)
     curves: list[Row] = []
     for variant, group in groups.items():
         curves += curve_rows(variant, group[0].cell.request.recipe, [result.curve for result in group])
