@@ -102,8 +102,13 @@ def test_advice_at_a_batch_says_whether_adaptive_verification_pays(run: Path) ->
     whole = at_once["fixed:2"]["tokens_per_step"]  # where verifying is flat nothing is left out
     assert at_once["confidence-scheduled"]["tokens_per_step"] == pytest.approx(whole, rel=0.02)
     advised = next(row for row in advise(run, batch=3) if row["advised"])["at_batch"]
-    for row in rows:
-        assert row["gamma"] is not None or f"{row['policy']} " in advised
+    best = next(row for row in rows if row["best"])
+    assert (best["gain"], best["gain_low"], best["gain_high"]) == (0, 0, 0)
+    for row in (row for row in rows if row["gamma"] is None):
+        assert row["gain"] == pytest.approx(row["tokens_per_second"] / best["tokens_per_second"] - 1)
+        assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+        assert f"{row['policy']} {row['gain']:+.1%} over it (95%: {row['gain_low']:+.1%} to " in advised
+    assert advised.count("switch it on") == sum(row["gain_low"] > 0 for row in rows)
 
 
 def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:

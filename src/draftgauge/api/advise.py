@@ -309,9 +309,11 @@ def _at_batch(design: Design, costs: CostCurve, batch: int) -> str:
     said = [f"at {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_none']:.2f} times no drafts)"]
     for row in rows:
         if row["gamma"] is None:
-            gain = row["tokens_per_second"] / fixed["tokens_per_second"] - 1
-            advice = f"switch it on ({SWITCHES[row['policy']]})" if gain > 0 else "leave it off"
-            said.append(f"{row['policy']} {gain:+.1%} over it: {advice}")
+            low, high = row["gain_low"], row["gain_high"]  # NaN of a single prompt
+            advice = f"switch it on ({SWITCHES[row['policy']]})" if low > 0 else "leave it off"
+            unknown = "" if low > 0 or high < 0 else ", not known to pay"
+            interval = f"{row['gain']:+.1%} over it (95%: {low:+.1%} to {high:+.1%})"
+            said.append(f"{row['policy']} {interval}{unknown}: {advice}")
     return "; ".join(said)
 
 

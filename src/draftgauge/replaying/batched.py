@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import Admits, BatchPolicy
-from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays
+from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays, sum_by_prompt
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.trace import Trace
 
@@ -26,14 +27,22 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class BatchReplay:
-    """What a batch did on a trace: steps of the batch, tokens of all requests, modelled seconds."""
+    """What a batch did on a trace: steps of the batch, tokens of all requests, modelled seconds.
+
+    ``by_prompt`` ``[2, prompts]`` are the tokens and seconds of each prompt of the trace, which has its share, one in
+    ``batch``, of every step it takes part in.
+    """
 
     batch: int
     steps: int
     committed: int
     drafted: int
     accepted: int
-    seconds: float
+    by_prompt: NDArray[np.float64]
+
+    @property
+    def seconds(self) -> float:
+        return float(self.by_prompt[1].sum())
 
     @property
     def tokens_per_second(self) -> float:
@@ -72,6 +81,7 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
 class _Cursor:
     """A slot's place in its prompt's rows, and the committed tokens that its drafter has yet to take in."""
 
+    prompt: int
     first: int
     row: int
     end: int
@@ -96,9 +106,10 @@ class _Batch:
         columns = (arrays.confidence, arrays.entropy, arrays.margin, trace.draft_token)
         self.columns = [values.tolist() for values in columns] if self.asks else []
         self.slots: dict[int, _Cursor] = {}
-        # Of every pass: requests, tokens, context.
-        self.drafts: list[tuple[int, int, int]] = []
-        self.verifications: list[tuple[int, int, int]] = []
+        # Of every pass: step, requests, tokens, context.
+        self.drafts: list[tuple[int, int, int, int]] = []
+        self.verifications: list[tuple[int, int, int, int]] = []
+        self.commits: list[tuple[int, int, int]] = []  # step, prompt, tokens
         self.counts = {"committed": 0, "drafted": 0, "accepted": 0}
 
     def run(self, queue: Sequence[int]) -> BatchReplay:
@@ -111,12 +122,16 @@ class _Batch:
                 del self.slots[slot]
                 if waiting:
                     self.admit(slot, waiting.pop())
-        return BatchReplay(self.batch, steps, **self.counts, seconds=self.seconds())
+        step, prompt, tokens = np.array(self.commits).T
+        spent = self.seconds()[step] / self.batch
+        count = len(self.trace.prompts)
+        by_prompt = np.stack([sum_by_prompt(prompt, values, count) for values in (tokens, spent)])
+        return BatchReplay(self.batch, steps, **self.counts, by_prompt=by_prompt)
 
     def admit(self, slot: int, prompt: int) -> None:
         first, end = self.trace.offsets[prompt : prompt + 2].tolist()
         info = self.trace.prompts[prompt]
-        self.slots = dict(sorted({**self.slots, slot: _Cursor(first, first, end, info.prompt_tokens)}.items()))
+        self.slots = dict(sorted({**self.slots, slot: _Cursor(prompt, first, first, end, info.prompt_tokens)}.items()))
         self.policy.begin(slot, info.prompt_token)
 
     def step(self) -> list[int]:
@@ -125,7 +140,7 @@ class _Batch:
         verified = {slot: len(signals) for slot, signals in shown.items()}
         if isinstance(self.policy, Admits):
             verified = self.policy.admit(shown, context)
-        self.verifications.append((len(shown), sum(verified.values()) + len(shown), context))
+        self.verifications.append((len(self.verifications), len(shown), sum(verified.values()) + len(shown), context))
         slots = list(self.slots.items())
         return [slot for slot, cursor in slots if self.commit(slot, cursor, shown[slot], verified[slot])]
 
@@ -137,7 +152,7 @@ class _Batch:
         while slots:
             depth += 1
             tokens = sum(self.slots[slot].backlog for slot in slots) if depth == 1 else len(slots)
-            self.drafts.append((len(slots), tokens, context))
+            self.drafts.append((len(self.verifications), len(slots), tokens, context))
             for slot in slots:
                 shown[slot].append(self.signal(self.slots[slot].row, depth))
             able = {slot: shown[slot][-1] for slot in slots if depth < caps[slot]}
@@ -153,6 +168,7 @@ class _Batch:
         proposed = min(verified, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
         self.policy.observe(slot, Step(proposed, accepted, committed, shown[:proposed], NAN, text))
         self.counts["committed"] += committed
+        self.commits.append((len(self.verifications) - 1, cursor.prompt, committed))
         self.counts["drafted"] += drafted
         self.counts["accepted"] += accepted
         cursor.backlog = accepted + 1 - min(accepted, drafted - 1) if shown else cursor.backlog + committed
@@ -169,9 +185,11 @@ class _Batch:
         confidence, entropy, margin, token = (column[row][depth - 1] for column in self.columns)
         return Signal(depth, confidence, entropy, margin, int(token))
 
-    def seconds(self) -> float:
-        drafts, verifications = (
-            np.array(passes, np.int64).reshape(-1, 3).T for passes in (self.drafts, self.verifications)
+    def seconds(self) -> NDArray[np.float64]:
+        """``[steps]``."""
+        (step, *drafts), (_, *verifications) = (
+            np.array(passes, np.int64).reshape(-1, 4).T for passes in (self.drafts, self.verifications)
         )
-        seconds = float(self.costs.draft_seconds(*drafts).sum() + self.costs.verify_seconds(*verifications).sum())
-        return seconds + (float(self.costs.signal_seconds(drafts[0]).sum()) if self.asks else 0.0)
+        drafting = self.costs.draft_seconds(*drafts) + (self.costs.signal_seconds(drafts[0]) if self.asks else 0.0)
+        verifying = self.costs.verify_seconds(*verifications)
+        return np.bincount(step, drafting, len(verifying)) + verifying
