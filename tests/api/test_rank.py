@@ -94,7 +94,7 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
     shown = draftgauge(["rank", "lookup", bad, *common, "--out", str(out), "--json", str(file)])
     assert shown.exit_code == 0
     assert "is left out" in shown.stderr
-    assert "gain over the first" in shown.stdout
+    assert "gain over it" in shown.stdout
     rows = json.loads(file.read_text())["rows"]
     assert [row["drafter"] for row in rows if "error" in row] == [bad]
     assert draftgauge(["rank", bad, *common, "--out", str(tmp_path / "none")]).exit_code == 1
@@ -105,6 +105,27 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
     ):
         refused = draftgauge(["rank", "lookup", *common, "--out", str(tmp_path / "wrong"), *wrong])
         assert refused.exit_code == 2, wrong
+
+
+def test_live_ratios_stand_beside_the_modelled_ones(models, ranked) -> None:
+    out, rows, _ = ranked
+    drafters = (str(models["draft"]), "lookup")
+    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
+    decoded: list[Any] = []
+    live = dg.rank(drafters=drafters, live=2, progress=lambda *of: decoded.append(of), **options)
+    assert [of[1:] for of in decoded if "bench" in of[0]] == 2 * [(0, 2), (1, 2), (2, 2)]
+    decoded_rows = [row for row in live if "live_ratio" in row]
+    assert {row["drafter"] for row in decoded_rows} == set(drafters)
+    for row in decoded_rows:
+        assert (row["task"], row["live_mismatched_prompts"]) == ("all", 0)
+        assert 0 < row["live_ratio_low"] <= row["live_ratio"] <= row["live_ratio_high"]
+    without = [{key: row[key] for key in row if not key.startswith("live")} for row in live]
+    assert without == [row for row in rows if "rank" in row]
+    common = ["--target", str(models["target"]), "--prompts", str(models["prompts"]), "--out", str(out)]
+    common += ["--gamma-max", "3", "--max-new-tokens", "8", "--cost-seconds", "0"]
+    shown = draftgauge(["rank", *drafters, *common, "--live", "1"])
+    assert shown.exit_code == 0, shown.output
+    assert "The order of live decoding is" in shown.stdout
 
 
 def test_costs_of_an_engine_take_the_place_of_those_measured(models, ranked, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftgauge.api.bench import bench
 from draftgauge.api.pair import labelled
 from draftgauge.api.profile import record_runs
 from draftgauge.api.prompts import choose_prompts
-from draftgauge.api.requests import PairSpec, ProfileRequest, RankRequest
+from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
 from draftgauge.api.runs import Warn, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
@@ -23,6 +24,7 @@ from draftgauge.models.device import release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.reference import REFERENCE
+from draftgauge.replaying.evaluate import ALL_TASKS
 from draftgauge.replaying.ranking import NO_DRAFTER, on_one_target, rank_rows
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve, run_costs
@@ -45,6 +47,8 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     Returns:
         Rows as :func:`draftgauge.replaying.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
         and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
+        With ``live``, the rows of all prompts have ``live_ratio`` over plain decoding with ``_low`` and ``_high``, and
+        ``live_mismatched_prompts``, whose output is not that of plain decoding.
 
     Raises:
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
@@ -69,7 +73,28 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     for row in rows:
         row["run"] = None if row["drafter"] == NO_DRAFTER else str(runs[row["drafter"]])
         row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
+        if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
+            row |= _live(request, row, progress)
     return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
+
+
+def _live(request: RankRequest, row: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """What decoding with a drafter at its best setting, by turns with plain decoding, says of a few prompts."""
+    asked = BenchRequest(
+        folder=Path(row["run"]),
+        policies=(row["setting"],),
+        pair=PairSpec(machine=request.machine, loading=request.loading),
+        prompts=PromptSpec(limit=request.live),
+        over=PLAIN,
+        baselines=False,
+        rounds=1,
+        randomness=request.randomness,
+    )
+    rows = bench(asked, progress=lambda what, done, total: progress(f"{row['drafter']}: {what}", done, total))
+    (live,) = (each for each in rows if each["policy"] == row["setting"] and each["task"] == ALL_TASKS)
+    release_unused()
+    ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
+    return ratios | {"live_mismatched_prompts": live["mismatched_prompts"]}
 
 
 def _given_costs(request: RankRequest) -> dict[str, CostCurve]:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.requests import RankRequest
-from draftgauge.cli.console import IncompleteError, progress, show_table, warn
+from draftgauge.cli.console import IncompleteError, console, progress, show_table, warn
 
 COLUMNS = {
     "drafter": "drafter",
     "setting": "best setting",
     "tokens_per_second": "tokens/s [95%]",
     "ratio_to_plain": "x plain",
+    "live_ratio": "live [95%]",
     "levelled": "level with the first",
     "gain": "gain over it [95%]",
     "tokens_per_step": "tokens/step",
@@ -44,8 +45,16 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         title = f"All tasks, {prompts}" if task == "all" else f"Task {task}, {prompts}"
         title = title if context is None else f"Prompts of {context} tokens, {prompts}"
         whole = (task, context) == groups[0]
-        columns = COLUMNS if whole else {key: COLUMNS[key] for key in list(COLUMNS)[:7]}
+        columns = COLUMNS if whole else {key: COLUMNS[key] for key in list(COLUMNS)[:8]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
+    live = [row for row in ranked if "live_ratio" in row]
+    if live:
+        order = sorted(live, key=lambda row: -row["live_ratio"])
+        said = "as modelled" if order == live else "another one: " + ", ".join(row["drafter"] for row in order)
+        console.print(f"The order of live decoding is {said}.", highlight=False, soft_wrap=True)
+    for row in live:
+        if row["live_mismatched_prompts"]:
+            warn(f"{row['live_mismatched_prompts']} outputs with {row['drafter']} are not those of plain decoding")
     for row in ranked:
         if row["cost_doubt"] and (row["task"], row["context"]) == groups[0]:
             warn(f"the costs of {row['drafter']} are not to be trusted, {row['cost_doubt']}: run again with --measure")

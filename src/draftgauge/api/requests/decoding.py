@@ -95,6 +95,9 @@ class RankRequest:
         (), repeated=True, name="--costs", help="DRAFTER=FILE: what a step costs in an engine; may be repeated."
     )
     costs_engine: str = option("draftgauge", help="the engine that the files of --costs are of, e.g. vllm.")
+    live: int | None = option(
+        None, help="also decode this many of the prompts with each drafter at its best setting and plainly, by turns."
+    )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
 
@@ -102,6 +105,7 @@ class RankRequest:
         if not self.drafters or len(set(self.drafters)) < len(self.drafters):
             named = ", ".join(self.drafters) or "none at all"
             raise DraftgaugeError(f"name at least one drafter, and each once, not {named}")
+        at_least_one(self, "live")
 
 
 @dataclass(frozen=True, kw_only=True)
