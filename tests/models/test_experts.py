@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -12,14 +14,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from command_line import draftgauge
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
+from draftgauge.models.experts import experts_read
 from draftgauge.models.lean_families import window_of
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
-from tiny import MIXTURES, tiny_model, tokens
+from tiny import MIXTURES, save_tiny, tiny_model, tokens
 
 TEXT = tokens(24)
 FAMILIES = pytest.mark.parametrize("family", MIXTURES)
@@ -61,6 +65,43 @@ def test_every_way_of_transformers_to_run_experts_gives_the_same(family: str, en
     assert len(way.unique()) == 4  # every expert is some token's
     model.set_experts_implementation(how)
     torch.testing.assert_close(in_parts(wrap(model, engine)), expected, rtol=1e-4, atol=2e-4)
+
+
+@FAMILIES
+@torch.no_grad()
+def test_the_experts_that_passes_read_are_counted(family: str) -> None:
+    model = tiny_model(family)
+    cached = wrap(model, "lean")
+    counted = experts_read(cached, TEXT.tolist(), 5)
+    assert cached.length == 0
+    assert counted[0] == 2  # experts a token
+    for count in (2, 5):
+        read = []
+        for begin in range(len(TEXT) - count + 1):
+            cached.reset()
+            if begin:
+                cached.forward(TEXT[:begin])
+            _, ways = routed(model, lambda a=begin, b=begin + count: cached.forward(TEXT[a:b]))
+            read += [len(layer.unique()) for layer in ways.unflatten(1, (-1, 2)).unbind(1)]
+        assert counted[count - 1] == pytest.approx(sum(read) / len(read))
+    assert list(counted) == sorted(counted)
+    assert experts_read(wrap(tiny_model(), "lean"), TEXT.tolist(), 5) == ()
+
+
+def test_a_profile_shows_them_beside_what_verifying_takes(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "one and one and one"}) + "\n")
+    common = ["--drafter", "prompt_lookup", "--prompts", str(tmp_path / "prompts.jsonl"), "--gamma-max", "3"]
+    common += ["--max-new-tokens", "8", "--cost-seconds", "0", "--json", str(tmp_path / "rows.json")]
+    for family in ("mixtral", "qwen3"):
+        target, out = str(save_tiny(tmp_path / family, family)), str(tmp_path / f"run-{family}")
+        shown = draftgauge(["profile", "--target", target, *common, "--out", out])
+        assert shown.exit_code == 0, shown.output
+        row = json.loads((tmp_path / "rows.json").read_text())["rows"][0]
+        assert ("mixture of experts" in shown.stdout) == ("experts_1" in row) == (family == "mixtral")
+        if family == "mixtral":
+            assert 2 == row["experts_1"] < row["experts_4"] <= 4
+            assert row["verify_1_ms"] == row["verify_one_ms"]
+            assert row["verify_4_ms"] > 0
 
 
 @FAMILIES

@@ -187,13 +187,14 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
     ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one. ``differing`` is the share of
     positions of a serving engine's answers whose token is not the target's choice. ``cost_doubt`` says why the costs
-    are not to be trusted.
+    are not to be trusted. Of a mixture of experts there are ``experts_1``, ``experts_2``, ...: how many different ones
+    a layer reads to verify so many tokens, and ``verify_1_ms``, ...: how long that takes.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
         manifest = Manifest.load(run)
         trace, costs = read_run(run)
-        differing = None
+        verify, differing = costs.verify[len(costs.contexts) // 2], None
         if manifest.outputs is not None:
             noted = read_differences(run)
             differing = sum(len(noted.get(prompt.index, ())) for prompt in trace.prompts) / trace.positions
@@ -216,10 +217,12 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "hindsight_gain": hindsight_gain(part, costs),
                     "cost_ratio": costs.cost_ratio(),
                     "cost_doubt": costs.doubt() or None,
-                    "verify_one_ms": 1e3 * costs.verify[len(costs.contexts) // 2][0],
+                    "verify_one_ms": 1e3 * verify[0],
                     "differing": differing,
                     "device": manifest.device,
                     "run": str(run),
+                    **{f"experts_{count}": read for count, read in enumerate(costs.experts, 1)},
+                    **{f"verify_{count}_ms": 1e3 * verify[count - 1] for count, _ in enumerate(costs.experts, 1)},
                 }
             )
     return rows

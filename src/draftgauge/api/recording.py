@@ -29,6 +29,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches
 from draftgauge.models.compression import draft_compression
+from draftgauge.models.experts import experts_read
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import planned_dtype
 from draftgauge.models.rows import check_caches_fit
@@ -184,7 +185,8 @@ def measure_pair(
     )
     manifest = Manifest.load(run)
     curve = measured(pair, plan, request.randomness.seed, progress)
-    curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine)
+    experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
+    curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine, experts=experts)
     curve.save(run / COSTS_NAME)
     if not request.batches:
         return

@@ -21,6 +21,7 @@ COLUMNS = {
 }
 
 
+EXPERT_COLUMNS = {"k": "k", "ms": "verify(k), ms", "experts": "experts that a layer reads"}
 PLAN_COLUMNS = {
     "compression": "target",
     "prompts": "prompts",
@@ -47,6 +48,11 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
         return rows
     differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
     show_table("Recorded", rows, by_target(rows, COLUMNS | differing))
+    for row in rows:
+        if row["task"] == "all" and "experts_1" in row:
+            counts = range(1, row["gamma_max"] + 2)
+            by_count = [{"k": k, "ms": row[f"verify_{k}_ms"], "experts": row[f"experts_{k}"]} for k in counts]
+            show_table("Verifying k tokens with a mixture of experts", by_count, EXPERT_COLUMNS)
     if request.seconds is not None:
         _show_cut(request, rows)
     for compression, doubt in {row["compression"]: row["cost_doubt"] for row in rows}.items():

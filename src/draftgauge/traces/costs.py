@@ -67,6 +67,8 @@ class CostCurve:
         pair: fingerprints of target and drafter, ``engine``: of the target; empty if not known.
         measured: how it was measured; None for a curve from elsewhere.
         batched: what passes of several requests together take; None where that was not measured.
+        experts: of a mixture of experts, how many different ones a layer reads to verify 1, 2, ... tokens, in the mean;
+            empty of others, and where that was not counted.
     """
 
     contexts: tuple[int, ...]
@@ -84,6 +86,7 @@ class CostCurve:
     engine: str = ""
     measured: Measurement | None = None
     batched: BatchCosts | None = None
+    experts: tuple[float, ...] = ()
 
     @property
     def gamma_max(self) -> int:
