@@ -25,17 +25,16 @@ from common import RESULTS, save, show_progress
 from numpy.typing import NDArray
 
 from draftgauge.api.bench import bench
+from draftgauge.api.fit import FITS
 from draftgauge.api.profile import profile
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.prompts import TEST, TRAIN, read_prompts
 from draftgauge.core.rendering import Rendering
-from draftgauge.fitting.registry import fit_policy
 from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
-from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import fitted_policy, save_fitted
-from draftgauge.replaying.evaluate import Replay, best_fixed_gamma, evaluate_design
+from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.replaying.splits import Design, splits_of
 from draftgauge.traces.build import select
@@ -231,12 +230,9 @@ def judged(folder: Path) -> list[dict[str, Any]]:
 def evaluate_rules(design: Design, costs: CostCurve) -> list[Mapping[str, Any]]:
     """Fitted and tuned rules, beside fixed lengths and the bounds."""
     assert design.train is not None
-    fitted = [fit_policy(name, [design.train], [costs], SEED) for name in FITTED]
-
-    def make(curve: CostCurve) -> dict[str, Policy | Replay]:
-        return {each.policy: fitted_policy(each, design.trace.gamma_max, curve) for each in fitted}
-
-    return evaluate_design(design, costs, make, tune=lambda train, curve: tune_rivals(train, curve, TUNED))
+    fitted = [FITS[name]([design.train], [costs], SEED) for name in FITTED]
+    policies = {each.policy: fitted_policy(each, design.trace.gamma_max, costs) for each in fitted}
+    return evaluate_design(design, costs, policies, tune_rivals(design.train, costs, TUNED))
 
 
 def copied_shares(trace: Trace) -> NDArray[np.float64]:
@@ -330,7 +326,7 @@ def live(args: argparse.Namespace) -> list[dict[str, Any]]:
     confidence = tune_rivals(train, costs, [name for name in TUNED if "lookup" not in name]).best
     lookup = tune_rivals(train, costs, ("lookup-else-stopping",)).best
     two_source = args.runs / f"{args.compression}.two-source.json"
-    save_fitted(fit_policy("two-source", [train], [costs], SEED), two_source)
+    save_fitted(FITS["two-source"]([train], [costs], SEED), two_source)
     fixed = f"fixed:{best or 1}"
     rules = (str(two_source),) if args.baselines else (confidence, lookup, str(two_source))
     where: dict[str, Any] = {"folder": args.runs / args.compression}

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.recording import record_trace
+from draftgauge.api.prompts import choose_prompts, encode_prompts
+from draftgauge.api.recording import make_manifests, record_missing
 from draftgauge.api.requests import DraftSpec, OutputSpec, PairSpec, ProfileRequest, PromptSpec
 from draftgauge.core.errors import ModelError
 from draftgauge.core.progress import Progress, silent
@@ -20,8 +21,10 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.traces.build import select
+from draftgauge.traces.reader import read_trace
 from draftgauge.traces.repetition import gram_counts
 from draftgauge.traces.trace import Trace
+from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 from recipes.reference_pair import measures
 from recipes.reference_pair.recipe import DRAFT_SHAPES
 
@@ -72,7 +75,7 @@ def evaluate_pair(
                 output=output or OutputSpec(),
                 drafts=drafts or DraftSpec(),
             )
-            trace = record_trace(pair, asked, progress)
+            trace = _record(pair, asked, progress)
             assert pair.draft is not None
             answers = _answers(pair, trace, prompts)
             draft_rows += _draft_rows(name, pair.draft, trace, answers)
@@ -80,6 +83,16 @@ def evaluate_pair(
                 targets = _target_rows(pair.target, trace, answers)
                 layers = [{"model": "target", **row} for row in measures.state_rms(pair.target, answers.texts)]
     return targets + draft_rows + layers
+
+
+def _record(pair: Pair, request: ProfileRequest, progress: Progress) -> Trace:
+    """The trace of a pair on the prompts of a request, without its costs."""
+    path, chosen = choose_prompts(request.prompts)
+    encoded = encode_prompts(pair.encoder, chosen, path, request.output.max_new_tokens, request.prompts)
+    manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)[pair.compression]
+    with TraceWriter(request.out, manifest, SHARD_PROMPTS) as writer:
+        record_missing(pair, writer, encoded, request, progress)
+    return read_trace(request.out)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from command_line import draftgauge
 from draftgauge.api.advise import LOADED, advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
-from draftgauge.fitting.registry import fit_policy
+from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.models.compression import COMPRESSIONS
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
@@ -82,7 +82,7 @@ def test_few_prompts_settle_nothing(tmp_path: Path) -> None:
 
 def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Path) -> None:
     trace, costs = read_run(run)
-    save_fitted(fit_policy("stopping", [split_trace(trace, "train")], [costs]), tmp_path / "rule.json")
+    save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), tmp_path / "rule.json")
     _, best, shown = advised([str(run), "--policy", str(tmp_path / "rule.json")], tmp_path / "rows.json")
     assert best is not None
     assert "was fitted on" not in shown

@@ -231,8 +231,8 @@ def test_what_cannot_be_measured_or_replayed(
         refused(ModelError, "a batch of 64 sequences of .* needs .* choose smaller batches", batches=(64,))
     with pytest.raises(TraceError, match="batches of 1 to 3, asked for batches of 8"):
         replay(run, batches=(8,))
-    with pytest.raises(DraftgaugeError, match="leave out --sweep"):
-        replay(run, batches=(1,), sweep=(0.1,))
+    with pytest.raises(DraftgaugeError, match="leave out --tune"):
+        replay(run, batches=(1,), tune=True)
     with pytest.raises(DraftgaugeError, match="looks tokens up in the text"):
         replay(run, batches=(1,), policies=("lookup",))
     assert draftgauge(["replay", str(run), "--batches", "8"]).exit_code == 2

@@ -84,8 +84,8 @@ def test_replay_looks_in_it_and_names_its_size(run: Path, tmp_path: Path) -> Non
     assert with_["lookup:least=1"]["appended_per_step"] > without["lookup:least=1"]["appended_per_step"]
     bound = "hindsight-two-sources"
     assert with_[bound]["tokens_per_second"] >= without[bound]["tokens_per_second"]
-    swept = package.replay(run, policies=("lookup",), datastore=path, sweep=(0.1,), tune=True)
-    assert {row["datastore_tokens"] for row in swept} == {tokens}
+    tuned = package.replay(run, policies=("lookup",), datastore=path, tune=True)
+    assert {row["datastore_tokens"] for row in tuned} == {tokens}
 
 
 @pytest.mark.parametrize(

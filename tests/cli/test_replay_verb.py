@@ -13,7 +13,6 @@ import pytest
 from command_line import Result, draftgauge
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.parquet import read_parquet, write_parquet
 from written_runs import GAMMA_MAX, write_run
@@ -77,27 +76,6 @@ def test_all_prompts_on_demand(run: Path, tmp_path: Path) -> None:
     assert invoke(run, "--split", "all", "-p", "no-draft", "--json", tmp_path / "r.json").exit_code == 0
     rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
     assert {(row["split"], row["prompts"], row["best_fixed_from"]) for row in rows} == {("all", 24, "same prompts")}
-
-
-def test_a_sweep_gives_the_rows_of_every_cost_ratio(run: Path, tmp_path: Path) -> None:
-    result = invoke(run, "-p", "cumulative-confidence", "--sweep", ".04,.5", "--json", tmp_path / "r.json")
-    assert result.exit_code == 0, result.output
-    rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
-    for ratio in (0.04, 0.5):
-        assert {"no-draft", "cumulative-confidence", "hindsight"} <= {
-            row["policy"] for row in rows if row["cost_ratio"] == ratio
-        }
-    assert {row["cost_ratio"] for row in rows} == {0.04, 0.5}
-    best = {row["cost_ratio"]: row["best_fixed_gamma"] for row in rows}
-    assert best[0.04] > best[0.5]
-
-
-def test_a_sweep_warns_of_costs_that_are_not_to_be_trusted(run: Path, tmp_path: Path) -> None:
-    busy = shutil.copytree(run, tmp_path / "busy")
-    costs = CostCurve.load(busy / "costs.json")
-    replace(costs, measured=Measurement(1.0, (), half_width=0.5)).save(busy / "costs.json")
-    assert "the costs are not to be trusted" in " ".join(invoke(busy, "--sweep", ".04").stderr.split())
-    assert "trusted" not in invoke(run, "--sweep", ".04").stderr
 
 
 def test_prompts_that_a_policy_was_fitted_on_are_counted(run: Path, tmp_path: Path, fitted: FittedPolicy) -> None:

@@ -225,18 +225,16 @@ def whole_logits(model, text: torch.Tensor) -> torch.Tensor:
 def test_path_chances_of_both_kinds_of_traces() -> None:
     pair, gamma = Pair(4, 10, Sampling(1.0)), 3
     trace = make_trace([pair.record(gamma, torch.Generator().manual_seed(6))], 10)
-    found = path_chances(trace)
-    assert_allclose(found.acceptance[2, :2], trace.sampled.acceptance[2:4])
-    assert_allclose(found.reach[2], np.cumprod([1, *trace.sampled.survival[2:4]]), rtol=1e-6)
-    assert_allclose(found.confidence[2], trace.sampled.confidence[2:5, 0])
-    assert np.isnan(found.reach[9]).tolist() == [False, True, True]
+    reach, acceptance = path_chances(trace)
+    assert_allclose(acceptance[2, :2], trace.sampled.acceptance[2:4])
+    assert_allclose(reach[2], np.cumprod([1, *trace.sampled.survival[2:4]]), rtol=1e-6)
+    assert np.isnan(reach[9]).tolist() == [False, True, True]
     # Greedy rows say 0 or 1; over many draws they come to the same.
     count = 400
-    sums = np.zeros((2, *found.reach.shape))
+    sums = np.zeros((2, *reach.shape))
     for draw in range(count):
-        coins = path_chances(drawn(trace, draw))
-        assert ((coins.reach == 1) == ~np.isnan(coins.confidence))[~np.isnan(coins.reach)].all()
-        sums += np.nan_to_num(np.stack([coins.reach, coins.reach * coins.acceptance]))
-    chance = np.nan_to_num(np.stack([found.reach, reach_chances(trace)[:, 1:]]))
+        reached, accepted = path_chances(drawn(trace, draw))
+        sums += np.nan_to_num(np.stack([reached, reached * accepted]))
+    chance = np.nan_to_num(np.stack([reach, reach_chances(trace)[:, 1:]]))
     assert (np.abs(sums / count - chance) < 4.5 * np.sqrt(chance * (1 - chance) / count) + 1e-9).all()
     assert math.isclose(float(chance[0, 0, 0]), 1.0)

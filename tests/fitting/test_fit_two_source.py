@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from draftgauge.core.config import from_mapping
-from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.fitting.registry import fit_policy
+from draftgauge.core.errors import TraceError
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.two_source import TAIL_WEIGHTS, _examples, fit_two_source
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
@@ -99,5 +98,3 @@ def test_what_cannot_be_fitted_is_said(traces) -> None:
     distinct = replace(distinct, prompts=tuple(replace(p, prompt_tokens=0, prompt_token=()) for p in train.prompts))
     with pytest.raises(TraceError, match="no words occur twice"):
         fit_two_source([distinct], [costs])
-    with pytest.raises(DraftgaugeError, match="nothing to fit in policy 'fixed'; choose one of"):
-        fit_policy("fixed", [train], [costs])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.base import Policy, StepCosts
+from draftgauge.policies.base import Policy
 from draftgauge.policies.lookup import TextLookup
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
@@ -18,6 +18,7 @@ from draftgauge.replaying.evaluate import evaluate_design
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import Replay, replay
 from draftgauge.replaying.splits import Design
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts, curve
 from synthetic import repeating_trace
@@ -50,7 +51,7 @@ def test_what_is_stored_is_found_and_what_is_not_changes_nothing() -> None:
     assert hindsight_optimum(trace, costs, text=True).tokens_per_second == without_store  # not the cached one
 
 
-def policies(costs: StepCosts) -> list[Policy]:
+def policies(costs: CostCurve) -> list[Policy]:
     specs = ("two-source", "lookup:least=2,tokens=4", "lookup-else-stopping:least=2,tokens=4")
     return [make_policy(spec, GAMMA_MAX, costs) for spec in specs]
 
@@ -87,7 +88,7 @@ def test_bounds_look_in_the_stored_texts_too() -> None:
     trace = repeating_trace(1, prompts=4, length=60, gamma_max=GAMMA_MAX, vocabulary=40)
     costs, policy, stored = curve(0.1), TextLookup(2, 6), stored_answers(trace)
     with_stored([policy], stored)
-    rows = evaluate_design(Design("all", trace, None), costs, lambda given: {"lookup": policy}, stored=stored)
+    rows = evaluate_design(Design("all", trace, None), costs, {"lookup": policy}, stored=stored)
     found = {str(row["policy"]): row["tokens_per_second"] for row in rows if row["task"] == "all"}
     bound = hindsight_optimum(trace, costs, True, stored).tokens_per_second
     assert found["lookup"] <= found["hindsight-two-sources"] == pytest.approx(bound)

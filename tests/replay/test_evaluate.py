@@ -23,7 +23,7 @@ from draftgauge.replaying.evaluate import (
 )
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay, replay_fixed_all
-from draftgauge.replaying.splits import Design
+from draftgauge.replaying.splits import Design, design_of
 from draftgauge.statistics.paired import holm
 from draftgauge.traces.build import select, take
 from draftgauge.traces.costs import CostCurve
@@ -163,7 +163,7 @@ def test_rows_name_their_sources_and_both_bounds(linear_costs: MakeCosts) -> Non
     costs = linear_costs(GAMMA_MAX)
     design = Design("all", trace, None)
     arms = {"lookup": make_policy("lookup:least=1,tokens=4", GAMMA_MAX), "model": make_policy("fixed:3", GAMMA_MAX)}
-    rows = {row["policy"]: row for row in evaluate_design(design, costs, lambda given: arms) if row["task"] == "all"}
+    rows = {row["policy"]: row for row in evaluate_design(design, costs, arms) if row["task"] == "all"}
     for name in arms:
         outcome = replay(trace, make_policy({"lookup": "lookup:least=1,tokens=4", "model": "fixed:3"}[name], 6), costs)
         accepted = outcome.accepted.sum() / outcome.steps.sum()
@@ -175,8 +175,25 @@ def test_rows_name_their_sources_and_both_bounds(linear_costs: MakeCosts) -> Non
     assert rows["hindsight"]["captured"] == pytest.approx(1)
     assert rows["hindsight"]["tokens_per_second"] <= rows["hindsight-two-sources"]["tokens_per_second"]
     assert rows["hindsight-two-sources"]["p_holm"] is None
-    alone = evaluate_design(design, costs, lambda given: {"model": make_policy("fixed:3", GAMMA_MAX)})
+    alone = evaluate_design(design, costs, {"model": make_policy("fixed:3", GAMMA_MAX)})
     assert "hindsight-two-sources" not in {row["policy"] for row in alone}
+
+
+def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts(costs: CostCurve) -> None:
+    design = design_of(synthetic_trace(4, prompts=36, length=50, gamma_max=GAMMA_MAX))
+    assert design.train is not None
+    arms = {name: make_policy(name, GAMMA_MAX) for name in ("hf-heuristic", "cumulative-confidence", "fixed:5")}
+    rows = {row["policy"]: row for row in evaluate_design(design, costs, arms) if row["task"] == "all"}
+    best = best_fixed_gamma(design.train, costs)
+    assert list(rows) == list(dict.fromkeys(["no-draft", f"fixed:{best}", *arms, "hindsight"]))
+    assert {(row["split"], row["best_fixed_gamma"], row["best_fixed_from"]) for row in rows.values()} == {
+        ("test", best, "train")
+    }
+    base = replay(design.trace, FixedLength(best), costs).tokens_per_second
+    outcome = replay(design.trace, make_policy("cumulative-confidence", GAMMA_MAX), costs)
+    assert rows["cumulative-confidence"]["gain"] == pytest.approx(outcome.tokens_per_second / base - 1)
+    tested = {name for name, row in rows.items() if row["p_holm"] is not None}
+    assert tested == {"hf-heuristic", "cumulative-confidence"}
 
 
 class LeavesOutTheLast(FixedLength):

@@ -91,7 +91,6 @@ def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., 
     assert best.replay.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
     rows = record.rows(trace)
     np.testing.assert_allclose(replay_steps(trace, rows, record.drafted, costs).seconds, best.replay.seconds)
-    np.testing.assert_array_equal(record.drafted, best.lengths[rows, 0])
     # Where longer drafts cost more, nothing is drafted in vain.
     np.testing.assert_array_equal(record.drafted, record.accepted)
 

@@ -273,14 +273,14 @@ def _rows(
         rules = {s for s in settings if fixed_length(s) is None and not s.startswith(P_MIN)}
         unknown = {s for s in rules if not can_replay(trace, make_policy(s, trace.gamma_max, source.curve))}
         settings = [setting for setting in settings if setting not in unknown]
-    advice = advise_settings(design, source.curve, settings, source.command)
+    outcomes, verdict = advise_settings(design, source.curve, settings, source.command)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
-    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | asdict(it) for it in advice.outcomes]
+    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | asdict(it) for it in outcomes]
     for row in rows:
         row["pays_below"] = row["tokens_per_step"]
         if len(trace.prompts) == 1:
             row["low"] = row["high"] = None
-    best = next(row for row in rows if row["setting"] == advice.verdict.setting)
+    best = next(row for row in rows if row["setting"] == verdict.setting)
     best |= _server_row(design, counts) | {
         "acceptance": recorded_acceptance(trace),
         "acceptance_to_pay": acceptance_to_pay(trace, source.curve),
@@ -289,8 +289,8 @@ def _rows(
     }
     if request.batch is not None:
         best["at_batch"] = _at_batch(design, source.curve, request.batch)
-    _advise(request, engine, best, advice.verdict, lengths, source.deployment)
-    if source.first and advice.verdict.speculate:
+    _advise(request, engine, best, verdict, lengths, source.deployment)
+    if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
 

@@ -154,7 +154,7 @@ def _bench_run(
     design = design_of(trace)
     default: Sequence[str] = DEFAULTS
     if recorded:
-        best = best_fixed_gamma(trace if design.train is None else design.train, costs)
+        best = best_fixed_gamma(design.training, costs)
         over = over or Reference(
             f"fixed:{best}" if best else "no-draft", SAME_PROMPTS if design.train is None else TRAIN
         )

@@ -13,8 +13,10 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
-from draftgauge.fitting.registry import FITS, fit_policy
+from draftgauge.fitting.speckv import fit_speckv
+from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.tuning import tune_rivals
+from draftgauge.fitting.two_source import fit_two_source
 from draftgauge.policies.base import Extends
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
 from draftgauge.replaying.evaluate import evaluate_design
@@ -22,6 +24,7 @@ from draftgauge.replaying.splits import MIN_PROMPTS, design_of, split_trace, spl
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
+FITS = {"speckv": fit_speckv, "stopping": fit_stopping, "two-source": fit_two_source}
 DRAFTING_RULES = ("cumulative-confidence",)  # simple rules that a fitted policy is compared with, tuned
 LOOKUP_RULES = ("lookup", "lookup-else-stopping")  # and one that looks tokens up, with these too
 
@@ -56,7 +59,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     read = [read_run(run, request.tasks) for run, _ in runs]
     require_writable_file(out)
     train = [split_trace(trace, TRAIN) for trace, _ in read]
-    fitted = fit_policy(policy, train, [costs for _, costs in read], seed)
+    fitted = FITS[policy](train, [costs for _, costs in read], seed)
     manifest = runs[0][1]
     provenance = {
         "command": command_line(),
@@ -86,13 +89,9 @@ def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dic
     if int((splits == VALIDATION).sum()) < MIN_PROMPTS:
         return fitted_on | {"split": None}
 
-    looks_up = isinstance(fitted_policy(fitted, trace.gamma_max, costs), Extends)
-    simple = (*DRAFTING_RULES, *(LOOKUP_RULES if looks_up else ()))
-    rows = evaluate_design(
-        design_of(trace, VALIDATION),
-        costs,
-        lambda curve: {fitted.policy: fitted_policy(fitted, trace.gamma_max, curve)},
-        tune=lambda train, curve: tune_rivals(train, curve, simple),
-    )
+    policy = fitted_policy(fitted, trace.gamma_max, costs)
+    simple = (*DRAFTING_RULES, *(LOOKUP_RULES if isinstance(policy, Extends) else ()))
+    design = design_of(trace, VALIDATION)
+    rows = evaluate_design(design, costs, {fitted.policy: policy}, tune_rivals(design.training, costs, simple))
     row = next(row for row in rows if row["policy"] == fitted.policy and row["task"] == "all")
     return dict(row) | fitted_on

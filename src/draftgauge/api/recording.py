@@ -37,8 +37,6 @@ from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
-from draftgauge.traces.reader import read_trace
-from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 from draftgauge.verification import Sampling
 
@@ -154,16 +152,6 @@ def record_missing(
         done += 1
         progress(label, done, len(encoded))
     return bool(missing)
-
-
-def record_trace(pair: Pair, request: ProfileRequest, progress: Progress) -> Trace:
-    """The trace of a pair on the prompts of a request, recorded into its folder without measuring costs."""
-    path, chosen = choose_prompts(request.prompts)
-    encoded = encode_prompts(pair.encoder, chosen, path, request.output.max_new_tokens, request.prompts)
-    manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)[pair.compression]
-    with TraceWriter(request.out, manifest, SHARD_PROMPTS) as writer:
-        record_missing(pair, writer, encoded, request, progress)
-    return read_trace(request.out)
 
 
 def measure_pair(

@@ -22,15 +22,12 @@ from draftgauge.fitting.tuning import tune_rivals
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.registry import current_name, with_objects
-from draftgauge.policies.stored_texts import StoredTexts, with_stored
+from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.batch_rows import batch_rows
-from draftgauge.replaying.cost_sweep import cost_sweep
-from draftgauge.replaying.evaluate import ALL_TASKS, Rivals, evaluate_design
-from draftgauge.replaying.simulate import Replay, can_replay
+from draftgauge.replaying.evaluate import ALL_TASKS, evaluate_design
+from draftgauge.replaying.simulate import can_replay
 from draftgauge.replaying.splits import design_of
 from draftgauge.replaying.verdict import verdict_of
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
 
 
 @verb(ReplayRequest)
@@ -44,14 +41,14 @@ def replay(
 
     Args:
         request: what to replay; by default the policies of every comparison and fitted ones in the run's folder.
-        objects: policies of your own by name, beside the named ones, or alone where none is named. Every run and cost
-            ratio gets a fresh copy.
+        objects: policies of your own by name, beside the named ones, or alone where none is named. Every run gets a
+            fresh copy.
         on_warning: told of policies that were fitted on another pair or on prompts judged here, and of costs that are
-            from another device, or in a sweep not to be trusted; a Python warning by default.
+            from another device; a Python warning by default.
 
     Returns:
         Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the recommended policy's row over all tasks
-        also has ``verdict``, in words, but in a sweep. With a datastore, rows have ``datastore_tokens``. Of batches, as
+        also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``. Of batches, as
         :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
 
     Raises:
@@ -87,35 +84,17 @@ def replay(
         if request.datastore is not None:
             judged = [prompt.prompt_token for prompt in design.trace.prompts]
             stored = read_stored(request.datastore, costs.vocabulary, judged)
-
-        def make(
-            curve: CostCurve, trace: Trace = design.trace, policies: Any = policies, stored: StoredTexts | None = stored
-        ) -> dict[str, Policy | Replay]:
-            arms = with_objects({p.spec: p.make(trace.gamma_max, curve) for p in policies}, objects)
-            if default:
-                arms = {name: policy for name, policy in arms.items() if can_replay(trace, policy)}
-            if stored is not None:
+        made = with_objects({p.spec: p.make(trace.gamma_max, costs) for p in policies}, objects)
+        if default:
+            made = {name: policy for name, policy in made.items() if can_replay(trace, policy)}
+        rivals = tune_rivals(design.training, costs) if request.tune else None
+        if stored is not None:
+            for arms in (made, *(() if rivals is None else (rivals.arms,))):
                 with_stored(list(arms.values()), stored)
-            return dict(arms)
-
-        def tune(train: Trace, curve: CostCurve, stored: StoredTexts | None = stored) -> Rivals:
-            rivals = tune_rivals(train, curve)
-            if stored is not None:
-                with_stored(list(rivals.arms.values()), stored)
-            return rivals
-
-        tuned = tune if request.tune else None
-        if request.sweep:
-            evaluated = cost_sweep(design, costs, make, request.sweep, tune=tuned)
-        else:
-            evaluated = evaluate_design(design, costs, make, tune=tuned, stored=stored)
+        evaluated = evaluate_design(design, costs, made, rivals, stored)
         kept = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         own = [dict(row) | kept for row in evaluated]
         pooled = [row for row in own if row["task"] == ALL_TASKS]
-        verdict = verdict_of(pooled, manifest.command)
-        if not request.sweep:
-            next(row for row in pooled if row["recommended"])["verdict"] = str(verdict)
-        elif verdict.doubt:
-            on_warning(f"{run}: {verdict.unknown}")
+        next(row for row in pooled if row["recommended"])["verdict"] = str(verdict_of(pooled, manifest.command))
         rows += own
     return rows

@@ -69,9 +69,8 @@ def study_speckv(request: StudySpeckvRequest, *, progress: Progress = silent) ->
     """The tables of SpecKV (arXiv 2605.02888) from its author's records, and beside them what those records say.
 
     Returns:
-        Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices", "correlations" and
-        "importance" as published; "honest" is what the records say, see
-        :func:`draftgauge.studies.speckv.study.run_study`.
+        Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices" and "correlations" as
+        published; "honest" is what the records say, see :func:`draftgauge.studies.speckv.study.run_study`.
 
     Raises:
         DraftgaugeError: naming file and line, if a table is not the published one or like it; or if ``out`` cannot be

@@ -40,20 +40,19 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
         show_table("The best fixed length by batch size, and other policies", shown_rows(rows), BATCH_COLUMNS)
         return rows
     pooled = [row for row in rows if row["task"] == "all"]
-    columns = ({"cost_ratio": "cost ratio"} if request.sweep else {}) | COLUMNS | source_columns(pooled)
-    show_table(_title(pooled, bool(request.sweep)), pooled, by_target(pooled, columns))
+    show_table(_title(pooled), pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
     show_verdicts(pooled)
     return rows
 
 
-def _title(rows: list[dict[str, Any]], swept: bool) -> str:
+def _title(rows: list[dict[str, Any]]) -> str:
     """What the table is about: which prompts, and what gains are over."""
     from draftgauge.replaying.evaluate import SAME_PROMPTS
     from draftgauge.replaying.splits import EVERYTHING
 
-    lengths = dict.fromkeys((row["compression"], row["cost_ratio"], row["best_fixed_gamma"]) for row in rows)
-    named = ": " + ", ".join(f"{best} ({compression})" for compression, _, best in lengths) if not swept else ""
+    lengths = dict.fromkeys((row["compression"], row["best_fixed_gamma"]) for row in rows)
+    named = ", ".join(f"{best} ({compression})" for compression, best in lengths)
     prompts = "All prompts" if rows[0]["split"] == EVERYTHING else f"{rows[0]['split'].capitalize()} prompts"
     chosen = "these prompts" if rows[0]["best_fixed_from"] == SAME_PROMPTS else "training prompts"
     tuned = ", as are the parameters of tuned rules" if any(row["best_rival"] is not None for row in rows) else ""
-    return f"{prompts}, all tasks together; gains are over the best fixed length chosen on {chosen}{named}{tuned}"
+    return f"{prompts}, all tasks together; gains are over the best fixed length chosen on {chosen}: {named}{tuned}"

@@ -29,8 +29,7 @@ Ints = NDArray[np.int64]
 
 def accepted_lengths(agreed: Ints) -> Ints:
     """``[n]`` accepted lengths of drafts ``[n, depths]``, see :func:`agreement`."""
-    lengths: Ints = agreed.cumprod(-1).sum(-1)
-    return lengths
+    return agreed.cumprod(-1).sum(-1)
 
 
 @torch.inference_mode()

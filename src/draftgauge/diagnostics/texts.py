@@ -111,5 +111,4 @@ def text_batches(
 def by_text(batch: TextBatch, counted: Tensor, values: Tensor) -> np.ndarray:
     """Sums over the counted anchors of each text: ``[B, ...]`` float64 of ``values`` ``[B, anchors, ...]``."""
     weights = counted.to(values.device, values.dtype)
-    sums: np.ndarray = torch.einsum("ba,ba...->b...", weights, values).double().cpu().numpy()
-    return sums
+    return torch.einsum("ba,ba...->b...", weights, values).double().cpu().numpy()

@@ -326,8 +326,7 @@ def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> F
         errors = [_median_error(timed[count]) for count in tokens[:2]]
         alone = int(medians[0] - medians[1] > TWO_SIDED * math.hypot(*errors))
     medians[alone:] = isotonic_regression(medians[alone:], weights=weights[alone:]).x
-    row: Floats = np.interp(wanted, tokens, medians)
-    return row
+    return np.interp(wanted, tokens, medians)
 
 
 def _catch_up(samples: Samples) -> Floats:
@@ -344,8 +343,7 @@ def _catch_up(samples: Samples) -> Floats:
     known = sorted(added)
     medians = [float(np.median(added[backlog])) for backlog in known]
     rising = isotonic_regression(medians, weights=[len(added[backlog]) for backlog in known]).x
-    seconds: Floats = np.interp(np.arange(1, BACKLOGS + 1), known, rising - rising[0])
-    return seconds
+    return np.interp(np.arange(1, BACKLOGS + 1), known, rising - rising[0])
 
 
 def _measurement(samples: Samples, gamma_max: int, spent: float, note: str) -> Measurement:

@@ -68,8 +68,7 @@ def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int
 
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
-    layers: nn.ModuleList = module.get_decoder().layers
-    return layers
+    return module.get_decoder().layers
 
 
 @dataclass(frozen=True)

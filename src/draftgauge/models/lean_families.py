@@ -113,8 +113,7 @@ def rotary_bases(config: PreTrainedConfig) -> list[str]:
 
 
 def activation_name(config: PreTrainedConfig) -> str:
-    name: str = config.hidden_activation if config.model_type in ("gemma2", "gemma3_text") else config.hidden_act
-    return name
+    return config.hidden_activation if config.model_type in ("gemma2", "gemma3_text") else config.hidden_act
 
 
 PLAIN_TENSORS: tuple[type, ...] = (nn.Parameter, Tensor)

@@ -33,10 +33,7 @@ def attention_kernels(device: torch.device) -> AbstractContextManager[None]:
     """On a GPU every kernel but cuDNN's, which plans anew for every exact shape: tens of milliseconds a length."""
     if device.type != "cuda":
         return nullcontext()
-    kernels: AbstractContextManager[None] = sdpa_kernel(
-        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    )
-    return kernels
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
+from draftgauge.traces.costs import CostCurve
 
 
 class Signal(NamedTuple):
@@ -150,48 +151,19 @@ class DropsLast(Protocol):
         ...
 
 
-class StepCosts(Protocol):
-    """What policies that weigh cost must know; :class:`~draftgauge.traces.costs.CostCurve` is one."""
-
-    @property
-    def gamma_max(self) -> int:
-        """The longest draft whose cost is known."""
-        ...
-
-    @property
-    def compression(self) -> str:
-        """Of the target; empty where it is not known."""
-        ...
-
-    @property
-    def contexts(self) -> tuple[int, ...]:
-        """Context lengths in tokens at which costs were measured, increasing."""
-        ...
-
-    def step_seconds(
-        self,
-        gamma: NDArray[np.int64] | int,
-        context: NDArray[np.int64] | int,
-        reads: Reads,
-        appended: NDArray[np.int64] | int = 0,
-    ) -> NDArray[np.float64]:
-        """Seconds of a step that drafts ``gamma`` tokens, verifies ``appended`` more, and reads these signals."""
-        ...
-
-
-def seconds_by_length(costs: StepCosts, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
+def seconds_by_length(costs: CostCurve, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
     """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context
     lengths: a policy is not told the length of the context.
     """
     return costs.step_seconds(np.arange(gamma_max + 1), _middle_context(costs), reads)
 
 
-def verification_seconds(costs: StepCosts, gamma_max: int) -> NDArray[np.float64]:
+def verification_seconds(costs: CostCurve, gamma_max: int) -> NDArray[np.float64]:
     """``[gamma_max + 1]`` seconds of steps that draft nothing and verify 0, 1, ... looked-up tokens, likewise."""
     return costs.step_seconds(0, _middle_context(costs), NO_SIGNALS, np.arange(gamma_max + 1))
 
 
-def _middle_context(costs: StepCosts) -> int:
+def _middle_context(costs: CostCurve) -> int:
     return costs.contexts[len(costs.contexts) // 2]
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Extends, Policy, Signal, Step, StepCosts, asks_after_each_token, begin, reads_of
+from draftgauge.policies.base import Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.vllm import Depth, logit_margin
+from draftgauge.traces.costs import CostCurve
 
 BatchSeconds = Callable[[int, NDArray[np.int64], int], NDArray[np.float64]]
 # Rules for a whole batch, by name: whether they learn chances of acceptance, or take the drafter's confidences.
@@ -156,7 +157,7 @@ class PerRequest:
 
 
 def make_batch_policy(
-    spec: str, slots: int, gamma_max: int, costs: StepCosts | None, verify_seconds: BatchSeconds | None = None
+    spec: str, slots: int, gamma_max: int, costs: CostCurve | None, verify_seconds: BatchSeconds | None = None
 ) -> BatchPolicy:
     """A new policy for each of up to ``slots`` requests at once, arguments as of
     :func:`~draftgauge.policies.registry.make_policy`; or one of :data:`WHOLE_BATCH` for all, which needs

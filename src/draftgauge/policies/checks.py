@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.base import StepCosts
+from draftgauge.traces.costs import CostCurve
 
 
-def require_costs(name: str, costs: StepCosts | None) -> StepCosts:
+def require_costs(name: str, costs: CostCurve | None) -> CostCurve:
     if costs is None:
         raise DraftgaugeError(
             f"policy {name} weighs the cost of a step: give the pair's cost curve (`draftgauge profile` measures it)"

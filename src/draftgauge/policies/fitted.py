@@ -11,13 +11,14 @@ from typing import Any
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.base import Policy, StepCosts
+from draftgauge.policies.base import Policy
+from draftgauge.traces.costs import CostCurve
 
 FITTED_SUFFIX = ".json"
 LARGEST = 1e4  # of a fitted number, either way
 FILE = Artefact("draftgauge-policy", 2, "fitted policy", "fit it with `draftgauge fit RUN --policy NAME --out FILE`")
 
-Build = Callable[[Mapping[str, Any], int, StepCosts | None], Policy]
+Build = Callable[[Mapping[str, Any], int, CostCurve | None], Policy]
 """Makes a policy from ``parameters``, the longest draft possible and the cost curve (None where there is none)."""
 
 FITTED: dict[str, Build] = {}
@@ -65,7 +66,7 @@ def register_fitted(policy: str, signals: tuple[str, ...] | None = None) -> Call
     return add
 
 
-def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: StepCosts | None) -> Policy:
+def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None) -> Policy:
     """A new policy from its numbers."""
     wanted = _SIGNALS.get(fitted.policy, fitted.signals)
     if fitted.signals != wanted:
@@ -121,7 +122,7 @@ def _load_fitted(path: Path, changed: int) -> FittedPolicy:
     return fitted
 
 
-def policy_of_file(path: Path, gamma_max: int, costs: StepCosts | None, fitted: FittedPolicy | None = None) -> Policy:
+def policy_of_file(path: Path, gamma_max: int, costs: CostCurve | None, fitted: FittedPolicy | None = None) -> Policy:
     fitted = fitted or load_fitted(path)
     try:
         return fitted_policy(fitted, gamma_max, costs)

@@ -11,11 +11,12 @@ from typing import ClassVar
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, Step, StepCosts
+from draftgauge.policies.base import Policy, PolicyBase, Signal, Step
 from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.ngrams import MOST_MATCHED, FirstOccurrences, NgramIndex
 from draftgauge.policies.registry import make_policy, register_policy
 from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.traces.costs import CostCurve
 
 
 class TextLookup(PolicyBase):
@@ -127,7 +128,7 @@ def hf_prompt_lookup(ngram: int = 2, tokens: int = 10, *, gamma_max: int) -> Pol
     complexity=6,
     grid={"least": (2, 3, 4), "tokens": (4, 8)},
 )
-def lookup_else_stopping(least: int = 2, tokens: int = 8, *, gamma_max: int, costs: StepCosts) -> Policy:
+def lookup_else_stopping(least: int = 2, tokens: int = 8, *, gamma_max: int, costs: CostCurve) -> Policy:
     _check_least("lookup-else-stopping", least)
     check_tokens("lookup-else-stopping", "tokens", tokens)
     return LookupElse(least, min(tokens, gamma_max), make_policy("stopping", gamma_max, costs))

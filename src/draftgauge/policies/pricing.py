@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from draftgauge.core.signals import Reads
-from draftgauge.policies.base import StepCosts, seconds_by_length, verification_seconds
+from draftgauge.policies.base import seconds_by_length, verification_seconds
+from draftgauge.traces.costs import CostCurve
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +31,7 @@ class Prices:
         thresholds: ``[gamma_max]`` chance of the next token, with all before it, above which drafting it pays.
     """
 
-    def __init__(self, costs: StepCosts, reads: Reads, accepted_by_depth: Sequence[float], rate_scale: float) -> None:
+    def __init__(self, costs: CostCurve, reads: Reads, accepted_by_depth: Sequence[float], rate_scale: float) -> None:
         """Price drafts of up to ``len(accepted_by_depth)`` tokens.
 
         Args:

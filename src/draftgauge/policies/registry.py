@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.registry import Registry
-from draftgauge.policies.base import Policy, StepCosts
+from draftgauge.policies.base import Policy
 from draftgauge.policies.checks import require_costs
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted, policy_of_file
+from draftgauge.traces.costs import CostCurve
 
 POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",), defaults={"gamma_max": "the longest draft"})
 """Factories whose parameters are those of a spec; each takes ``gamma_max`` and ``costs``, which the caller knows, by
@@ -128,7 +129,7 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Policy:
+def make_policy(spec: str, gamma_max: int, costs: CostCurve | None = None) -> Policy:
     """A new policy from its spec, e.g. ``no-draft``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``, or
     from a fitted file.
 
@@ -152,7 +153,7 @@ def make_policy(spec: str, gamma_max: int, costs: StepCosts | None = None) -> Po
     return make_parsed(*POLICIES.parse(current_name(spec)), gamma_max, costs)
 
 
-def make_parsed(name: str, arguments: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
+def make_parsed(name: str, arguments: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:
         raise DraftgaugeError(f"policy {name}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")

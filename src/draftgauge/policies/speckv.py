@@ -13,10 +13,11 @@ from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, Step, StepCosts
+from draftgauge.policies.base import Policy, PolicyBase, Signal, Step
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.registry import register_policy
+from draftgauge.traces.costs import CostCurve
 
 NAME = "speckv"
 FEATURES = ("mean_entropy", "mean_confidence", "max_entropy", "min_confidence", "compression", "gamma")
@@ -120,7 +121,7 @@ def summarise(signals: Sequence[Signal]) -> tuple[float, float, float, float]:
 
 
 @register_fitted(NAME, FEATURES)
-def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
+def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
     numbers = from_mapping(SpecKVNumbers, parameters, f"fitted policy {NAME}")
     # The target's own compression where the network has seen one like it.
     seen = {COMPRESSION_CODES[each]: each for each in numbers.fitted_on}

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, StepCosts, first_stop
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, first_stop
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_positive, check_shares, require_costs
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
+from draftgauge.traces.costs import CostCurve
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,7 +68,7 @@ class ThroughputStopping(PolicyBase):
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 
-    def __init__(self, numbers: StoppingNumbers, costs: StepCosts) -> None:
+    def __init__(self, numbers: StoppingNumbers, costs: CostCurve) -> None:
         self.numbers = numbers
         self.gamma_max = len(numbers.accepted_by_depth)
         self.prices = Prices(costs, self.reads, numbers.accepted_by_depth, numbers.rate_scale)
@@ -100,7 +101,7 @@ class ThroughputStopping(PolicyBase):
 
 
 @register_fitted(STOPPING, SIGNALS)
-def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
+def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
     numbers = from_mapping(StoppingNumbers, parameters, "policy stopping")
     check_shares(STOPPING, "accepted_by_depth", numbers.accepted_by_depth, gamma_max)
     check_positive(STOPPING, "rate_scale", numbers.rate_scale)
@@ -113,7 +114,7 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | Non
     complexity=4,
     compared=True,
 )
-def stopping(*, gamma_max: int, costs: StepCosts) -> Policy:
+def stopping(*, gamma_max: int, costs: CostCurve) -> Policy:
     fitted = bundled_policy(STOPPING)
     numbers = from_mapping(StoppingNumbers, fitted.parameters, "bundled policy")
     return ThroughputStopping(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)

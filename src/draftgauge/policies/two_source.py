@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, Signal, Step, StepCosts
+from draftgauge.policies.base import Policy, Signal, Step
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_positive, check_shares, require_costs
 from draftgauge.policies.fitted import register_fitted
@@ -34,6 +34,7 @@ from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
 from draftgauge.policies.stopping import LEAST, MOST
 from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.traces.costs import CostCurve
 
 TWO_SOURCE = "two-source"
 SIGNALS = ("logit_confidence", "agrees", "disagrees", "log_matched", "log_streak", "always")
@@ -109,7 +110,7 @@ class TwoSource:
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
 
-    def __init__(self, numbers: TwoSourceNumbers, costs: StepCosts) -> None:
+    def __init__(self, numbers: TwoSourceNumbers, costs: CostCurve) -> None:
         self.numbers = numbers
         self.gamma_max = len(numbers.accepted_by_depth)
         self.prices = Prices(costs, self.reads, numbers.accepted_by_depth, numbers.rate_scale)
@@ -201,7 +202,7 @@ def _sigmoid(logit: float) -> float:
 
 
 @register_fitted(TWO_SOURCE, SIGNALS)
-def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | None) -> Policy:
+def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
     numbers = from_mapping(TwoSourceNumbers, parameters, "policy two-source")
     check_shares(TWO_SOURCE, "accepted_by_depth", numbers.accepted_by_depth, gamma_max)
     check_positive(TWO_SOURCE, "rate_scale", numbers.rate_scale)
@@ -214,7 +215,7 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: StepCosts | Non
     complexity=11,
     compared=True,
 )
-def two_source(*, gamma_max: int, costs: StepCosts) -> Policy:
+def two_source(*, gamma_max: int, costs: CostCurve) -> Policy:
     fitted = bundled_policy(TWO_SOURCE)
     numbers = from_mapping(TwoSourceNumbers, fitted.parameters, "bundled policy")
     return TwoSource(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)

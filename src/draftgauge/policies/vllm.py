@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import LEAST_PROBABILITY, Policy, PolicyBase, Signal, Step, StepCosts, seconds_by_length
+from draftgauge.policies.base import LEAST_PROBABILITY, Policy, PolicyBase, Signal, Step, seconds_by_length
 from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.registry import register_policy
+from draftgauge.traces.costs import CostCurve
 
 _RIDGE = 1e-3
 _LEAST_OBSERVATIONS = 50  # of a depth in a round; with fewer its coefficients stay
@@ -130,7 +131,7 @@ def logit_margin(signal: Signal) -> float:
     "drafts on while survival over cost rises, learned while running (vLLM)",
     grid={"tokens": (2, 4, 7, 12), "refit": (50, 200), "warm_up": (1, 3)},
 )
-def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int, costs: StepCosts) -> Policy:
+def vllm(tokens: int = 7, refit: int = 100, warm_up: int = 3, *, gamma_max: int, costs: CostCurve) -> Policy:
     check_tokens("vllm", "tokens", tokens)
     check_tokens("vllm", "refit", refit)
     check_tokens("vllm", "warm_up", warm_up, least=0)

@@ -31,9 +31,8 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
     """
     conversation = conversations(trace)
     number, count = conversation[prompt_of_rows(trace)], int(conversation.max()) + 1
-    chances = path_chances(trace)
-    reach = np.nan_to_num(chances.reach)
-    both = reach * np.nan_to_num(chances.acceptance)
+    reach, acceptance = map(np.nan_to_num, path_chances(trace))
+    both = reach * acceptance
     reached = [sum_by_prompt(number, column, count) for column in reach.T]  # by depth, each [conversations]
     accepted = [sum_by_prompt(number, column, count) for column in both.T]
     rows: list[Row] = []

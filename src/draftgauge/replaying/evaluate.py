@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,21 +37,13 @@ BOUNDS = {HINDSIGHT: False, HINDSIGHT_BOTH: True}
 
 Row = dict[str, str | int | float | None]
 
-MakeArms = Callable[[CostCurve], Mapping[str, Policy | Replay]]
-"""Makes new policies, by name, for a cost curve."""
-
 
 @dataclass(frozen=True)
 class Rivals:
-    """New policies by name whose parameters were chosen on training prompts for one cost curve, and the fastest of
-    them there."""
+    """New policies by name whose parameters were chosen on training prompts, and the fastest of them there."""
 
     arms: Mapping[str, Policy]
     best: str
-
-
-TuneRivals = Callable[[Trace, CostCurve], Rivals]
-"""Tunes policies on a trace of training prompts for a cost curve."""
 
 
 @dataclass(frozen=True)
@@ -200,33 +192,27 @@ def evaluate(
 def evaluate_design(
     design: Design,
     costs: CostCurve,
-    make: MakeArms,
-    *,
-    tune: TuneRivals | None = None,
+    policies: Mapping[str, Policy | Replay],
+    rivals: Rivals | None = None,
     stored: StoredTexts | None = None,
-    resamples: int = TEST_RESAMPLES,
 ) -> list[Row]:
     """Policies beside drafting nothing, the best fixed length and the hindsight optimum, on the prompts of a design.
 
     Args:
         design: which prompts; the best fixed length is chosen on its training prompts where it has any.
         costs: of the trace.
-        make: new policies by name.
-        tune: tunes policies to compare with, on the training prompts where the design has any.
+        policies: new ones by name.
+        rivals: tuned on ``design.training``, to compare with.
         stored: earlier texts in which policies look tokens up too, for the bounds.
-        resamples: of the intervals.
 
     Returns:
         Rows as :func:`evaluate` describes: "no-draft", the best fixed length, the policies, the tuned ones,
         "hindsight", and where a policy looks tokens up in the text, "hindsight-two-sources". What they are compared
         with, all fixed lengths and the optimum, has no ``p_holm``.
     """
-    training = design.train if design.train is not None else design.trace
-    best = best_fixed_gamma(training, costs)
-    rivals = None if tune is None else tune(training, costs)
+    best = best_fixed_gamma(design.training, costs)
     fixed = f"fixed:{best}" if best else NO_DRAFT
-    arms: dict[str, Policy | Replay] = {NO_DRAFT: FixedLength(0), fixed: FixedLength(best)}
-    arms |= make(costs)
+    arms: dict[str, Policy | Replay] = {NO_DRAFT: FixedLength(0), fixed: FixedLength(best), **policies}
     arms |= {} if rivals is None else rivals.arms
     looks_up = any(isinstance(policy, Extends) for policy in arms.values())
     bounds = BOUNDS if looks_up else [HINDSIGHT]
@@ -242,7 +228,6 @@ def evaluate_design(
             references={*bounds, NO_DRAFT, *(name for name in arms if name.startswith("fixed:"))},
         ),
         split=design.split,
-        resamples=resamples,
     )
 
 

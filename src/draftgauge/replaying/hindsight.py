@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,23 +27,16 @@ SAMPLED = (
 )
 
 
-@dataclass(frozen=True)
-class Hindsight:
+class Hindsight(NamedTuple):
     """The optimal choice of draft lengths.
 
     Attributes:
-        lengths: ``[positions, backlogs]`` the best draft length at every position, also at those that the best path
-            skips, where the drafter has 1, 2, ... committed tokens to take in; the shortest of equals.
-        appended: ``[positions, backlogs]`` the tokens of the text's continuation after so many drafted ones; zeros
-            where the drafter is the only source.
-        seconds_left: ``[positions, backlogs]`` least modelled seconds from there to the end of the prompt's output,
-            likewise.
+        seconds_left: ``[positions, backlogs]`` least modelled seconds from every position to the end of the prompt's
+            output, where the drafter has 1, 2, ... committed tokens to take in.
         replay: the best path; ``replay.record.drafted`` holds its draft lengths step by step, ``replay.seconds`` the
             least seconds of each prompt.
     """
 
-    lengths: Ints
-    appended: Ints
     seconds_left: NDArray[np.float64]
     replay: Replay
 
@@ -70,7 +63,7 @@ def hindsight_optimum(
     Without ``text`` ``b`` is 0.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
-    ``lengths`` and the ``replay.record`` of the first draw, that of the trace's own rows.
+    ``replay.record`` of the first draw, that of the trace's own rows.
 
     Args:
         trace: dense; greedy with ``text``.
@@ -83,9 +76,7 @@ def hindsight_optimum(
             raise TraceError(SAMPLED)
         optima = [hindsight_optimum(drawn, costs) for drawn in draws(trace)]
         seconds = np.mean([optimum.seconds_left for optimum in optima], axis=0)
-        return Hindsight(
-            optima[0].lengths, optima[0].appended, seconds, mean_of([optimum.replay for optimum in optima])
-        )
+        return Hindsight(seconds, mean_of([optimum.replay for optimum in optima]))
     # [C] drafted and appended tokens of every choice, the fewest tokens first; the first proposes nothing.
     longest = trace.gamma_max
     pairs = [(d, b) for d in range(longest + 1) for b in range(longest + 1 - d if text else 1)]
@@ -118,8 +109,7 @@ def hindsight_optimum(
         best[rows] = seconds.argmin(axis=2)
         seconds_left[rows] = seconds.min(axis=2)
         after[prompt[rows], left[rows[0]] % ahead] = seconds_left[rows]
-    path = _walk(trace, gammas[best], tails[best], costs, runs)
-    return Hindsight(gammas[best], tails[best], seconds_left, path)
+    return Hindsight(seconds_left, _walk(trace, gammas[best], tails[best], costs, runs))
 
 
 def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Ints, runs: Ints | None) -> Ints:

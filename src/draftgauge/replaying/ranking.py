@@ -97,7 +97,7 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
 
 def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     design = design_of(trace)
-    best = best_fixed_gamma(design.trace if design.train is None else design.train, costs)
+    best = best_fixed_gamma(design.training, costs)
     tried = _replays(design.trace, costs, best)
     setting = recommended(totals(tried, conversations(design.trace)), f"fixed:{best}")
     outcome = tried[setting]

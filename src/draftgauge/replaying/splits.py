@@ -39,6 +39,10 @@ class Design:
     trace: Trace
     train: Trace | None
 
+    @property
+    def training(self) -> Trace:
+        return self.trace if self.train is None else self.train
+
 
 def prompt_keys(trace: Trace) -> list[str]:
     return [prompt_key(prompt) for prompt in trace.prompts]

@@ -42,21 +42,10 @@ class SettingOutcome:
     acceptance_rate: float | None
 
 
-@dataclass(frozen=True)
-class EngineAdvice:
-    """The answer for one engine and batch size.
-
-    ``outcomes`` are all settings tried, in their order; ``best_length`` is the best fixed length, 0 where not drafting
-    is best.
-    """
-
-    outcomes: tuple[SettingOutcome, ...]
-    verdict: Verdict
-    best_length: int
-
-
-def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], command: str = "") -> EngineAdvice:
-    """Judge settings, ``plain`` among them, on a trace, with what a step costs in the engine.
+def advise_settings(
+    design: Design, costs: CostCurve, settings: Sequence[str], command: str = ""
+) -> tuple[list[SettingOutcome], Verdict]:
+    """Judge settings, ``plain`` among them, on a trace, with what a step costs in the engine; in their order.
 
     The setting advised is the simplest that is level with the fastest, see
     :func:`~draftgauge.replaying.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
@@ -77,7 +66,7 @@ def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], c
         rate = float(run.accepted.sum()) / proposed if proposed else None
         return SettingOutcome(setting, *ratio, float(run.committed.sum()) / steps, drafted / steps, rate)
 
-    outcomes = tuple(outcome(setting, run) for setting, run in replays.items())
+    outcomes = [outcome(setting, run) for setting, run in replays.items()]
     length = best_length(design, costs)
     best = f"{FIXED}{length}" if length else PLAIN
     chosen = recommended(totals(replays, conversation), best)
@@ -91,12 +80,12 @@ def advise_settings(design: Design, costs: CostCurve, settings: Sequence[str], c
         }
         for it in outcomes
     ]
-    return EngineAdvice(outcomes, verdict_of(rows, command), length)
+    return outcomes, verdict_of(rows, command)
 
 
 def best_length(design: Design, costs: CostCurve) -> int:
     """The best fixed length on training prompts where there are any; 0 where plain decoding is faster."""
-    trace = design.trace if design.train is None else design.train
+    trace = design.training
     runs = (replay_lengths(trace, np.full(trace.positions, n), costs) for n in range(1, trace.gamma_max + 1))
     seconds = [plain_seconds(trace, costs).sum(), *(run.seconds.sum() for run in runs)]
     return int(np.argmin(seconds))

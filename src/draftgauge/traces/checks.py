@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import TraceError
 
+if TYPE_CHECKING:
+    from draftgauge.traces.record import PromptRecord
+    from draftgauge.traces.trace import Trace
+
 TOLERANCE = 1e-4  # a softmax in float32 over a large vocabulary may sum to slightly more than 1
-
-
-class Rows(Protocol):
-    """The columns that one prompt's record and a whole trace share: ``[P]`` and ``[P, G]`` arrays."""
-
-    @property
-    def token(self) -> NDArray[np.int32]: ...
-    @property
-    def target_entropy(self) -> NDArray[np.float32]: ...
-    @property
-    def accepted(self) -> NDArray[np.int16]: ...
-    @property
-    def draft_token(self) -> NDArray[np.int32]: ...
-    @property
-    def confidence(self) -> NDArray[np.float32]: ...
-    @property
-    def entropy(self) -> NDArray[np.float32]: ...
-    @property
-    def margin(self) -> NDArray[np.float32]: ...
 
 
 def are_seconds(values: ArrayLike, positive: bool = False) -> bool:
@@ -60,7 +45,9 @@ def accepted_lengths(
     return lengths
 
 
-def check_rows(rows: Rows, remaining: NDArray[np.int64] | None = None, where: str = "the record") -> None:
+def check_rows(
+    rows: PromptRecord | Trace, remaining: NDArray[np.int64] | None = None, where: str = "the record"
+) -> None:
     """Raise :class:`TraceError` naming the first column with a value out of range, and the row."""
     drafted = rows.draft_token >= 0
     entropy = rows.target_entropy

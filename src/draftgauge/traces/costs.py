@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
-from draftgauge.core.artefacts import Artefact, read_json
+from draftgauge.core.artefacts import Artefact
 from draftgauge.core.compressions import Compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
@@ -199,16 +196,13 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: Path) -> CostCurve:
-        """Read what :meth:`save` wrote, or a file of version 2.
+        """Read what :meth:`save` wrote.
 
         Raises:
             TraceError: if the file is missing, damaged, or is not a cost curve that could have been measured.
         """
-        document = read_json(path, ARTEFACT.what, AGAIN, error=TraceError)
-        old = isinstance(document, dict) and "format" not in document and document.get("version") == 2
-        content = None if old else ARTEFACT.read(path)
+        content = ARTEFACT.read(path)
         try:
-            content = content or _from_version_2(document)
             curve = from_mapping(cls, {name: value for name, value in content.items() if name != "version"})
             curve.validate()
         except DraftgaugeError as error:
@@ -230,23 +224,3 @@ def run_costs(run: Path) -> CostCurve:
 def pair_fingerprint(manifest: Manifest) -> str:
     draft = manifest.drafter if manifest.draft is None else manifest.draft.fingerprint
     return f"{manifest.target.fingerprint}+{draft}"
-
-
-def _from_version_2(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The main tables of a file of version 2, without its finer terms."""
-    kept = ("contexts", "plain", "compression", "device", "dtype", "catch_up", "keeps_drafted", "vocabulary")
-    try:
-        signals = entry["signals"]
-        return {
-            **{name: entry[name] for name in kept if name in entry},
-            "verify": monotone(np.asarray(entry["verify"], np.float64) + entry["overhead"]).tolist(),
-            "draft": monotone(np.asarray(entry["draft"], np.float64)).tolist(),
-            "signals": signals["asking"] + signals["distribution"] + signals["confidence"],
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"it is damaged ({error!r})") from error
-
-
-def monotone(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest table ``[C, K]`` in which no row falls: one token more never costs less than nothing."""
-    return np.stack([isotonic_regression(row).x for row in table])

@@ -32,7 +32,7 @@ of position ``s + j - 1``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -44,23 +44,6 @@ from draftgauge.traces.trace import PromptInfo, SampledDrafts, Trace
 DRAWS = 16  # that an average is taken over where no exact expectation is known
 
 SIGNALS = ("confidence", "entropy", "margin")
-
-
-@dataclass(frozen=True)
-class PathChances:
-    """How the drafts from every position fare along the output; each array is ``[P, G]``, depth 1 first.
-
-    ``confidence, entropy, margin`` are of the draft's distribution at each depth, all tokens before it accepted.
-    ``reach`` is the chance that all tokens before that depth are accepted (a weight), ``acceptance`` the chance that
-    the one drafted there is, given that (a label); both are 0 or 1 of a greedy trace. All are NaN past the end of the
-    output and where nothing was drafted; signals of a greedy trace also past the first refused token.
-    """
-
-    confidence: NDArray[np.float32]
-    entropy: NDArray[np.float32]
-    margin: NDArray[np.float32]
-    reach: NDArray[np.float64]
-    acceptance: NDArray[np.float64]
 
 
 def with_chances(trace: Trace, acceptance: NDArray[np.float32], survival: NDArray[np.float32]) -> Trace:
@@ -139,25 +122,20 @@ def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) ->
     return np.where(_inside(offsets, depths), windows, np.asarray(np.nan, values.dtype))
 
 
-def path_chances(trace: Trace) -> PathChances:
-    """What a model of the acceptance hazard is fitted to: labels ``acceptance`` with the weights ``reach``."""
+def path_chances(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The chance that all tokens before a depth are accepted, and that the one drafted there is, given that: ``[P, G]``
+    each from every position along the output, depth 1 first; 0 or 1 of a greedy trace, NaN where nothing was drafted.
+    """
     inside, depth = _inside(trace.offsets, trace.gamma_max), np.arange(trace.gamma_max)
     if trace.sampled is None:
         accepted = trace.accepted[:, None]
         drafted = inside & (depth < trace.drafted[:, None])
-        signals = {
-            name: np.where(drafted & (depth <= accepted), getattr(trace, name), np.float32(np.nan)) for name in SIGNALS
-        }
         reach, acceptance = (depth <= accepted).astype(np.float64), (depth < accepted).astype(np.float64)
     else:
-        signals = {
-            name: along_path(getattr(trace.sampled, name)[:, 0], trace.offsets, trace.gamma_max) for name in SIGNALS
-        }
-        drafted = ~np.isnan(signals["confidence"])
+        drafted = ~np.isnan(along_path(trace.sampled.confidence[:, 0], trace.offsets, trace.gamma_max))
         reach = reach_chances(trace)[:, :-1]
         acceptance = along_path(trace.sampled.acceptance.astype(np.float64), trace.offsets, trace.gamma_max)
-    reach, acceptance = (np.where(drafted, values, np.nan) for values in (reach, acceptance))
-    return PathChances(**signals, reach=reach, acceptance=acceptance)
+    return np.where(drafted, reach, np.nan), np.where(drafted, acceptance, np.nan)
 
 
 def reach_chances(trace: Trace) -> NDArray[np.float64]:

@@ -72,5 +72,4 @@ def load_checkpoint(
             if int(owner) == n:
                 current["state"].setdefault(int(index), {})[name] = value
         optimizer.load_state_dict(current)
-    state: dict[str, Any] = read_json(checkpoint / STATE)
-    return state
+    return read_json(checkpoint / STATE)

@@ -161,7 +161,6 @@ class ReplayRequest:
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
     policies: tuple[str, ...] = policies_option(NAMED)
     judged: JudgedSpec = JudgedSpec()
-    sweep: tuple[float, ...] = option((), help="evaluate at these cost ratios (draft / verify), e.g. .04,.10,.25.")
     tune: bool = option(False, help="also evaluate policies with parameters tuned on the training prompts.")
     batches: tuple[int, ...] = option((), help="find the best length at these batch sizes, e.g. 1,2,4,8.")
     datastore: Path | None = option(None, help=EARLIER)
@@ -170,8 +169,8 @@ class ReplayRequest:
         _check_batches(self.batches)
         if self.batches and self.datastore is not None:
             raise DraftgaugeError("in batches no policy looks tokens up in the text: leave out --datastore")
-        if self.batches and (self.sweep or self.tune):
-            raise DraftgaugeError("batches are replayed at the costs measured for them: leave out --sweep and --tune")
+        if self.batches and self.tune:
+            raise DraftgaugeError("in batches every policy keeps its own parameters: leave out --tune")
 
 
 @dataclass(frozen=True, kw_only=True)

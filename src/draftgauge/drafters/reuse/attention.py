@@ -55,8 +55,7 @@ class Attention(nn.Module):
     def token_part(self, normed: Tensor) -> Tensor:
         """What the normalised embeddings ``[B, n, H]`` give to queries, keys and values, ``[B, n, width]``."""
         assert self.from_token is not None
-        part: Tensor = self.from_token(normed)
-        return part
+        return self.from_token(normed)
 
     def heads(self, token_part: Tensor | None, state: Tensor | None, tables: Tables) -> Heads:
         """Queries, keys and values of ``R`` rows at the positions of ``tables``.
@@ -81,5 +80,4 @@ class Attention(nn.Module):
 
     def forward(self, queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
         mixed = joint_attention(queries, shared, own, causal)
-        output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return output
+        return self.output(mixed.transpose(1, 2).flatten(2))

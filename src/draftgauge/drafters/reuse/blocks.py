@@ -79,8 +79,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        output: Tensor = self.down(F.silu(gate) * up)
-        return output
+        return self.down(F.silu(gate) * up)
 
 
 class GatedDelta(nn.Module):
@@ -145,8 +144,7 @@ class Block(nn.Module):
 
     def inject(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
         assert self.injection is not None
-        pair: KeysValues = self.injection(keys, values, begin, rotary)
-        return pair
+        return self.injection(keys, values, begin, rotary)
 
     def forward(self, stream: Tensor, heads: BlockHeads, memory: Memory, causal: bool) -> Tensor:
         """The residual ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""

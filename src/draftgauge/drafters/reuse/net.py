@@ -73,8 +73,7 @@ class ReuseNet(nn.Module):
         """Logits ``[..., V]`` of states ``[..., H]``; only a Markov head reads ``before``, the tokens ``[...]`` before
         the predicted ones.
         """
-        output: Tensor = self.head(self.norm(states))
-        return output
+        return self.head(self.norm(states))
 
     def entering(self, embedded: Tensor, hidden: Tensor | None, before: Tensor | None) -> Tensor:
         """What enters the first block at a depth, ``[B, R, H]``: the target's states ``[B, R, S, H]`` at depth 0, the

@@ -75,8 +75,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def trained_depths(description: Mapping[str, Any]) -> int | None:
-    depths: int | None = description["extra"].get("request", {}).get("depths")
-    return depths
+    return description["extra"].get("request", {}).get("depths")
 
 
 def trained_prompts(description: Mapping[str, Any]) -> Path | None:

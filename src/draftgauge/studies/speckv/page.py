@@ -57,10 +57,6 @@ PUBLISHED: dict[str, tuple[str, Columns]] = {
         "Correlation of a step's signals with its acceptance rate",
         named(words, "signal") | named(decimals(3), "correlation") | named(decimals(2), "published"),
     ),
-    "importance": (
-        "Gini importance of the features",
-        named(words, "feature") | named(decimals(3), "importance", "published"),
-    ),
 }
 COLUMNS: dict[str, Columns] = {
     "tokens_per_step": TARGET | named(str, "gamma") | named(decimals(3), "tokens_per_step") | INTERVAL,

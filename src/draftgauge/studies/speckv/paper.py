@@ -35,8 +35,8 @@ def reproduce_paper(records: Records) -> Rows:
 
     Returns:
         Flat rows: table "policies" (table 1, with 95% intervals over all steps), "breakdown" (table 2), "predictors"
-        (table 3 and the overhead), "improvement", "correlations" of signals with the acceptance rate, "importance" of
-        features, "choices" of gamma. ``published`` is the paper's figure where it gives one.
+        (table 3 and the overhead), "improvement", "correlations" of signals with the acceptance rate, "choices" of
+        gamma. ``published`` is the paper's figure where it gives one.
     """
     steps = records.steps
     inputs, (train, test) = predictors.features(steps), predictors.split(steps)
@@ -138,20 +138,10 @@ def _breakdown_row(expected: dict[str, Floats], compression: str, task: str, mas
 
 
 def _signal_rows(inputs: Floats, rate: Floats) -> Rows:
-    correlations: Rows = [
-        {"signal": signal, "correlation": predictors.scores(inputs[:, column], rate)[0]}
-        for column, signal in enumerate(SIGNALS)
-    ]
-    importance = zip(predictors.FEATURES, predictors.feature_importance(inputs, rate), strict=True)
+    found = {signal: predictors.scores(inputs[:, column], rate)[0] for column, signal in enumerate(SIGNALS)}
     return [
-        *(
-            {"table": "correlations"} | row | {"published": published.SIGNALS.get(row["signal"])}
-            for row in correlations
-        ),
-        *(
-            {"table": "importance", "feature": name, "importance": value, "published": published.IMPORTANCE[name]}
-            for name, value in importance
-        ),
+        {"table": "correlations", "signal": name, "correlation": value, "published": published.SIGNALS.get(name)}
+        for name, value in found.items()
     ]
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPRegressor
@@ -68,8 +67,7 @@ def fit(name: str, inputs: Floats, rate: Floats) -> Any:
 
 def predicted_rate(model: Any, inputs: Floats) -> Floats:
     """``[S]`` predicted acceptance rate, clipped to 0..1."""
-    rate: Floats = np.clip(model.predict(inputs), 0.0, 1.0)
-    return rate
+    return np.clip(model.predict(inputs), 0.0, 1.0)
 
 
 def expected_tokens(model: Any, inputs: Floats) -> Floats:
@@ -104,14 +102,3 @@ def decision_ms(model: Any, inputs: Floats) -> float:
             model.predict(sample)
         done += 1
     return 1e3 * (time.perf_counter() - begun) / done
-
-
-def feature_importance(inputs: Floats, rate: Floats) -> Floats:
-    """``[6]`` Gini importance of the features for whether more than half of a draft is accepted, from 100 trees on all
-    steps.
-
-    A classifier and not RF-100, as in the author's notebook: so it gives the published figures.
-    """
-    above: NDArray[np.int64] = (rate > 0.5).astype(np.int64)
-    forest = RandomForestClassifier(n_estimators=100, random_state=SEED).fit(inputs, above)
-    return np.asarray(forest.feature_importances_)

@@ -25,14 +25,6 @@ PREDICTORS: dict[str, dict[str, Any]] = {
     "MLP-16": {"published_correlation": 0.6853, "published_mse": 0.0896, "published_decision_ms": 0.336},
     "RF-100": {"published_correlation": 0.8345, "published_decision_ms": 21.359},
 }
-IMPORTANCE = {
-    "min_draft_confidence": 0.300,
-    "max_draft_entropy": 0.241,
-    "mean_draft_confidence": 0.218,
-    "mean_draft_entropy": 0.177,
-    "gamma": 0.034,
-    "compression": 0.031,
-}
 SIGNALS = {"mean_draft_entropy": -0.56, "mean_draft_confidence": 0.56}
 """The paper says "about 0.56" of both, without more digits."""
 TASK_GAMMA = ((2, 4, 2, 2), (8, 8, 6, 6), (4, 6, 4, 4))
