@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,8 @@ def bench_rows(
             spent = timed(arm, chosen)
             runs = [arm.runs[n][0] for n in chosen]
             steps = sum(run.steps for run in runs)
-            differing = [_mismatches(arm.runs[n][0].tokens, by_name[PLAIN].runs[n][0].tokens) for n in chosen]
+            outputs = [(arm.runs[n][0].tokens, by_name[PLAIN].runs[n][0].tokens) for n in chosen]
+            differing = [sum(a != b for a, b in zip_longest(*both)) for both in outputs]
             over_plain = paired_gain(*spent, *timed(by_name[PLAIN], chosen))
             row = {
                 "policy": arm.name,
@@ -108,8 +110,3 @@ def bench_rows(
     pooled = [row for row in rows if row["task"] == ALL_TASKS and row["policy"] in own]
     next(row for row in pooled if row["recommended"])["verdict"] = str(verdict_of(pooled, command_line(), live=True))
     return rows
-
-
-def _mismatches(tokens: list[int], reference: list[int]) -> int:
-    # Missing positions count as different.
-    return sum(a != b for a, b in zip(tokens, reference, strict=False)) + abs(len(tokens) - len(reference))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from draftgauge.api.pair import drafter_of, target_folder
 from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
@@ -47,7 +47,7 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     named = [getattr(m.config.get_text_config(), "max_position_embeddings", None) for m in models]
     context = min((length for length in named if length), default=1 << 31)
     tokenizer = load_tokenizer(request.pair.loading.tokenizer or target, trusted)
-    encoder = PromptEncoder(tokenizer, context, _no_answer)
+    encoder = PromptEncoder(tokenizer, context)
     encoded = encode_prompts(encoder, chosen, path, request.output.max_new_tokens, request.prompts)
     if request.outputs is not None:
         encoded, _ = answered_prompts(request.outputs, encoded)
@@ -72,7 +72,8 @@ def _row(
         weights += sum(p.numel() for p in model.parameters()) * weight_bytes(held, dtype)
         context = getattr(config, "max_position_embeddings", None) or UNLIMITED
         places = most_places(min(measured, context), context) + of_batches
-        cache += places * width * _values_a_token(config)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        cache += places * width * 2 * config.num_hidden_layers * heads * head_dim(config)
     vocabulary = models[0].config.get_text_config().vocab_size
     rows = min(DENSE_CHUNK, request.output.max_new_tokens + 1)
     if request.sampling.temperature > 0:  # of the whole output: its chances of acceptance need both distributions
@@ -97,12 +98,3 @@ def _row(
         "free_disk_gib": free_disk / GIB,
         "fits": (free is None or weights + cache + logits <= free) and disk <= free_disk,
     }
-
-
-def _no_answer(tokens: list[int], max_new_tokens: int) -> str:
-    raise AssertionError("a plan is made of single turns")
-
-
-def _values_a_token(config: PreTrainedConfig) -> int:
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * int(config.num_hidden_layers) * int(heads) * head_dim(config)

@@ -33,13 +33,13 @@ EncodedPrompt = tuple[Prompt, list[int]]
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """What prompts need of a target: its tokenizer, the longest sequence, and its greedy answer to some tokens in at
-    most so many, for later turns of a conversation.
+    """What prompts need of a target: its tokenizer, the longest sequence, and, for later turns of a conversation, its
+    greedy answer to some tokens in at most so many.
     """
 
     tokenizer: PreTrainedTokenizerBase
     context: int
-    answer: Callable[[list[int], int], str]
+    answer: Callable[[list[int], int], str] | None = None
 
     def encode(self, prompt: Prompt, rendering: Rendering) -> list[int]:
         return encode_with(self.tokenizer, prompt, rendering)
@@ -151,6 +151,7 @@ def with_answers(
                 tokens = model.encode(replace(prompt, messages=messages), rendering)
                 room = model.context - max_new_tokens
                 fits = len(tokens) <= room or truncate
+                assert model.answer is not None
                 answers[messages] = model.answer(tokens[-room:], max_new_tokens) if fits else ""
             if messages:
                 messages += (Message("assistant", answers[messages]),)

@@ -58,7 +58,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
-                    raise DraftgaugeError(f"memory ran out ({_first_line(error)}): {_MEMORY_ADVICE}") from error
+                    said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+                    raise DraftgaugeError(f"memory ran out ({said}): {_MEMORY_ADVICE}") from error
             return Rows(result) if isinstance(result, list) else result
 
         call.__signature__ = _signature(request_class, [parameters[name] for name in own])  # type: ignore[attr-defined]
@@ -78,10 +79,6 @@ def _documented(text: str, request_class: type) -> str:
     head, _, rest = text.partition("\nArgs:\n")
     rest = re.sub(r"\A    (?:request|spec): .*\n?(?:        .*\n?)*", "", rest)
     return f"{head}\nArgs:\n{settings}{rest}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _signature(request_class: type, own: list[inspect.Parameter]) -> inspect.Signature:

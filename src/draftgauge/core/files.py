@@ -61,8 +61,6 @@ def atomic_write_text(path: Path, content: str) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, from the system's memory to the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows cannot open folders; its rename is durable enough
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

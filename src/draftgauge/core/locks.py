@@ -1,15 +1,11 @@
-"""One process at a time, among those that share a file or a folder. A killed process leaves no lock behind.
-
-Where the system has no such locks (Windows), nobody waits and nobody is refused.
-"""
+"""One process at a time, among those that share a file or a folder. A killed process leaves no lock behind."""
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,9 +38,6 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 def try_lock(file: IO[Any], wait: bool = False) -> bool:
     """Lock an open file until it is closed; whether that succeeded."""
-    if find_spec("fcntl") is None:
-        return True
-    fcntl = import_module("fcntl")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

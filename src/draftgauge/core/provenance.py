@@ -71,7 +71,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads() if torch is not None else None,
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "revision": git_revision(Path(__file__).resolve().parents[3]),
@@ -113,12 +113,6 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.machine()  # ARM names none
-
-
-def _memory_gib() -> float | None:
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
-    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
 def _scalar(value: Any, key: str) -> str | int | float | bool | None:

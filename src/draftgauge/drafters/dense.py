@@ -96,7 +96,10 @@ def draft_densely(
     if rows <= 0:
         return drafts
     own = DenseDrafts.empty(rows, gamma_max)
-    _draft_first(model, prompt_tokens, output, own, vocabulary)
+    text = take_in_prompt(model, prompt_tokens, output)[:rows]
+    for begin in range(0, rows, CHUNK):
+        logits = model.forward(text[begin : begin + CHUNK])[:, :vocabulary]
+        note(logits, logits.argmax(-1), own, np.arange(begin, begin + len(logits)), 0)
 
     first = own.tokens[:, 0]
     ended = np.isin(first, list(end_tokens))
@@ -133,16 +136,6 @@ def draft_position_by_position(
             drafts.shown[:, position, depth] = signal[1:4]
         drafter.commit(0, [token])
     return drafts
-
-
-def _draft_first(
-    model: CachedModel, prompt_tokens: list[int], output: list[int], own: DenseDrafts, vocabulary: int | None
-) -> None:
-    rows = len(own.tokens)
-    text = take_in_prompt(model, prompt_tokens, output)[:rows]
-    for begin in range(0, rows, CHUNK):
-        logits = model.forward(text[begin : begin + CHUNK])[:, :vocabulary]
-        note(logits, logits.argmax(-1), own, np.arange(begin, begin + len(logits)), 0)
 
 
 def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[int]) -> Tensor:

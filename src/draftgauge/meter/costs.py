@@ -117,8 +117,10 @@ def measure_costs(
     def tell() -> None:
         progress(min(99, int(100 * (time.perf_counter() - begun) / expected)), 100)
 
-    for model, most in _recorded_models(target, drafter, plan.gamma_max):
-        model.record(most, lengths[-1] + span)
+    models = [(target, plan.gamma_max + 1)] + ([(drafter.model, BACKLOGS)] if isinstance(drafter, RunsModel) else [])
+    for model, most in models:  # recording passes as CUDA graphs is no part of what a step costs
+        if isinstance(model, StaticModel):
+            model.record(most, lengths[-1] + span)
     runner = _Runner(target, drafter, plan, span, rng, generator, tell)
     benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
     runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
@@ -145,14 +147,6 @@ def measure_costs(
         warnings.warn(f"cost curve: {schedule.note}", stacklevel=2)
     progress(100, 100)
     return _curve(schedule, plan, target, keeps_drafted(drafter), spent)
-
-
-def _recorded_models(target: CachedModel, drafter: Drafter, gamma_max: int) -> list[tuple[StaticModel, int]]:
-    """The models whose passes are recorded as CUDA graphs, which is no part of what a step costs, and the most tokens
-    that they take in at once.
-    """
-    models = [(target, gamma_max + 1)] + ([(drafter.model, BACKLOGS)] if isinstance(drafter, RunsModel) else [])
-    return [(model, most) for model, most in models if isinstance(model, StaticModel)]
 
 
 @dataclass

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
 from importlib.util import find_spec
@@ -163,10 +162,8 @@ def _libraries() -> list[Path]:
     for package, inside in (("llama_cpp", "lib"), ("xllamacpp", "")):
         found = find_spec(package)
         folders += [Path(place) / inside for place in (found and found.submodule_search_locations) or ()]
-    names = ("llama.dll",) if sys.platform == "win32" else ("libllama.dylib", "libllama.so")
-    return [
-        path for folder in folders for name in (*names, "xllamacpp*.so", "xllamacpp*.pyd") for path in folder.glob(name)
-    ]
+    names = ("libllama.dylib", "libllama.so", "xllamacpp*.so")
+    return [path for folder in folders for name in names for path in folder.glob(name)]
 
 
 def declare(library: Any) -> None:

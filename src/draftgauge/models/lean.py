@@ -90,7 +90,8 @@ class LeanModel:
         """Run ``[k]`` tokens through the layers, writing their keys and values; hidden states ``[k, hidden]``."""
         begin, end = self._length, self._length + len(tokens)
         attend = attend_over(self._weights, self._cache, begin, end)
-        keep = _keeping(self.hidden.places(begin, end)) if self.hidden is not None else None
+        places = {} if self.hidden is None else self.hidden.places(begin, end)
+        keep = (lambda layer, x: places[layer].copy_(x) if layer in places else None) if places else None
         hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, keep)
         self._length = end
         return hidden
@@ -169,10 +170,6 @@ def run_layers(
         if keep is not None:
             keep(index, x)
     return x
-
-
-def _keeping(places: dict[int, Tensor]) -> Keep:
-    return lambda layer, x: places[layer].copy_(x) if layer in places else None
 
 
 def logits(weights: LeanWeights, hidden: Tensor) -> Tensor:

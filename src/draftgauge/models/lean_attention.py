@@ -17,10 +17,6 @@ Attend = Callable[[int, Tensor], Tensor]
 Mask = Tensor | CausalBias | None
 
 
-def takes_causal_bias(like: Tensor) -> bool:
-    return like.device.type == "cuda" and like.dtype != torch.float32
-
-
 def attend_over(weights: LeanWeights, cache: Tensor, begin: int, end: int) -> Attend:
     """Attention of the tokens ``begin .. end - 1`` over a cache ``[layers, 2 KV, capacity, D]`` that takes them in.
 
@@ -51,7 +47,7 @@ def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Ma
     """
     if new == 1:
         return None
-    if takes_causal_bias(like) and weights.score.softcap is None:
+    if like.device.type == "cuda" and like.dtype != torch.float32 and weights.score.softcap is None:
         return causal_lower_right(new, length)
     mask = torch.zeros(new, length, dtype=like.dtype, device=like.device)
     mask[:, length - new :].fill_(float("-inf")).triu_(1)

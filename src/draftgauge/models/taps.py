@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from draftgauge.core.errors import ModelError
@@ -147,7 +147,9 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
             large vocabulary they are most of the memory.
     """
     hidden: dict[int, Tensor] = {}
-    cache = _keeping_cache(module, plan.kv_layers) if plan.kv_layers else None
+    cache = rollback_cache(module) if plan.kv_layers else None
+    if cache is not None:
+        cache.layers = [own if index in plan.kv_layers else _PassingLayer() for index, own in enumerate(cache.layers)]
     with (
         attention_kernels(tokens.device),
         watching(module, plan.hidden_layers, hidden.__setitem__),
@@ -180,9 +182,3 @@ class _PassingLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return key_states, value_states
-
-
-def _keeping_cache(module: PreTrainedModel, layers: tuple[int, ...]) -> DynamicCache:
-    cache = rollback_cache(module)
-    cache.layers = [layer if index in layers else _PassingLayer() for index, layer in enumerate(cache.layers)]
-    return cache

@@ -13,7 +13,7 @@ from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, Step
+from draftgauge.policies.base import Policy, PolicyBase, Step
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import register_fitted
 from draftgauge.policies.registry import register_policy
@@ -105,19 +105,15 @@ class SpecKV(PolicyBase):
 
     def observe(self, step: Step) -> None:
         if step.signals:
-            self._length = self.candidates[int((self.rates(summarise(step.signals)) * self._gammas).argmax())]
+            _, confidences, entropies, *_ = zip(*step.signals, strict=True)
+            means = sum(entropies) / len(entropies), sum(confidences) / len(confidences)
+            rates = self.rates((*means, max(entropies), min(confidences)))
+            self._length = self.candidates[int((rates * self._gammas).argmax())]
 
     def rates(self, summary: Sequence[float]) -> Floats:
         units = np.maximum(np.asarray(summary) @ self._weights + self._given, 0.0)
         rates: Floats = np.clip(units @ self._output + self._output_bias, 0.0, 1.0)
         return rates
-
-
-def summarise(signals: Sequence[Signal]) -> tuple[float, float, float, float]:
-    entropies = [signal.entropy for signal in signals]
-    confidences = [signal.confidence for signal in signals]
-    count = len(signals)
-    return sum(entropies) / count, sum(confidences) / count, max(entropies), min(confidences)
 
 
 @register_fitted(NAME, FEATURES)

@@ -8,7 +8,7 @@ from itertools import count, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.signals import Reads, SignalName
+from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import (
     DropsLast,
     Extends,
@@ -47,7 +47,10 @@ def prompt_steps(
         SignalName.TARGET_ENTROPY in reads,
         SignalName.TEXT in reads,
     )
-    columns = _read_columns(trace, slice(first, end), reads) if asks else []
+    arrays = signal_arrays(trace, reads)
+    token = trace.draft_token if reads_text else np.full_like(trace.draft_token, -1)
+    shown = (arrays.confidence, arrays.entropy, arrays.margin, token)  # the fields of a signal after its depth
+    columns = [values[first:end].tolist() for values in shown] if asks else []
     target_entropy = trace.target_entropy[first:end].tolist()
     tokens = trace.token[first:end].tolist()
     extends = policy if isinstance(policy, Extends) else None
@@ -85,13 +88,6 @@ def _agreeing(tokens: Sequence[int], output: Sequence[int]) -> int:
             break
         count += 1
     return count
-
-
-def _read_columns(trace: Trace, rows: slice, reads: Reads) -> list[list[list[float]]]:
-    """The fields of a signal after its depth, each ``[rows, G]``; what is not read is as where nothing was drafted."""
-    arrays = signal_arrays(trace, reads)
-    token = trace.draft_token[rows] if SignalName.TEXT in reads else np.full_like(trace.draft_token[rows], -1)
-    return [*(values[rows].tolist() for values in (arrays.confidence, arrays.entropy, arrays.margin)), token.tolist()]
 
 
 def _draft(policy: Policy, columns: list[list[float]], most: int, last_too: bool) -> list[Signal]:

@@ -97,7 +97,9 @@ def trace_of_requests(requests: Sequence[RequestSteps], seed: int = 0) -> Import
         raise TraceError(
             "no answer's steps account for its tokens: some steps drafted nothing; draft at every step, with one length"
         )
-    chance = _last_depth(requests, width)
+    whole = [s for r in requests for s in zip(r.drafted, r.accepted, strict=True) if s[0] == width]
+    reached = sum(accepted >= width - 1 for _, accepted in whole)
+    chance = sum(accepted == width for _, accepted in whole) / reached if reached else 0.0
     rng = np.random.default_rng(seed)
     records, unknown, positions = [], 0, 0
     for index, (request, matches) in enumerate(accounted):
@@ -119,12 +121,6 @@ def position_matches(request: RequestSteps) -> NDArray[np.int64] | None:
         matches += [YES] * accepted + [NO if accepted < drafted else UNKNOWN]
     length = request.output_tokens - 1
     return np.array(matches[:length]) if 0 < length <= len(matches) else None
-
-
-def _last_depth(requests: Sequence[RequestSteps], width: int) -> float:
-    steps = [s for r in requests for s in zip(r.drafted, r.accepted, strict=True) if s[0] == width]
-    reached = sum(accepted >= width - 1 for _, accepted in steps)
-    return sum(accepted == width for _, accepted in steps) / reached if reached else 0.0
 
 
 def _record(request: RequestSteps, index: int, matches: NDArray[np.bool_], width: int) -> PromptRecord:

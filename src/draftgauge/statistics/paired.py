@@ -50,20 +50,13 @@ def paired_gain(
         base_tokens, base_seconds: ``[prompts]`` of what it is compared with.
         resamples: of the interval.
     """
-    estimate, gains = gain_resamples(tokens, seconds, base_tokens, base_seconds, resamples)
-    exchanged = _exchanged_gains(tokens, seconds, base_tokens, base_seconds)
-    p_value = _exchange_p_value(exchanged) if len(exchanged) else bootstrap_p_value(gains)
-    return Comparison(*interval_of(estimate, gains), p_value)
-
-
-def gain_resamples(
-    tokens: ArrayLike, seconds: ArrayLike, base_tokens: ArrayLike, base_seconds: ArrayLike, resamples: int = RESAMPLES
-) -> tuple[float, NDArray[np.float64]]:
-    """The gain of :func:`paired_gain` and its resamples ``[resamples]``."""
     ratio, resampled = _ratios(tokens, seconds, resamples)
     base, base_resampled = _ratios(base_tokens, base_seconds, resamples)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.float64(ratio) / base - 1), resampled / base_resampled - 1
+        estimate, gains = float(np.float64(ratio) / base - 1), resampled / base_resampled - 1
+    exchanged = _exchanged_gains(tokens, seconds, base_tokens, base_seconds)
+    p_value = _exchange_p_value(exchanged) if len(exchanged) else bootstrap_p_value(gains)
+    return Comparison(*interval_of(estimate, gains), p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

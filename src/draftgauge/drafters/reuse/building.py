@@ -41,7 +41,8 @@ def new_net(
                 parameter.fill_(1)
             else:
                 scale = float(net.embedding.float().std()) if name == "mask" else parameter.shape[1] ** -0.5
-                parameter.copy_(_normal(name, parameter.shape, seed) * scale)
+                generator = torch.Generator().manual_seed(derive_seed(seed, "reuse", name))
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     return net
 
 
@@ -146,8 +147,8 @@ def matched_widths(
     counts = [count_parameters(config) for config in matched]
     if max(counts) > (1 + tolerance) * min(counts):
         raise ModelError(
-            f"the drafters cannot be brought within {tolerance:.1%} of each other: they have {_listed(counts)} "
-            "parameters; leave out the designs or layers that differ most"
+            f"the drafters cannot be brought within {tolerance:.1%} of each other: their numbers of parameters are "
+            f"{', '.join(map(str, counts))}; leave out the designs or layers that differ most"
         )
     return matched
 
@@ -164,12 +165,3 @@ def _fit(config: ReuseConfig, budget: int) -> ReuseConfig:
             "all designs are to have: leave it out, or compare it at equal width"
         )
     return replace(config, intermediate_size=width)
-
-
-def _normal(name: str, shape: torch.Size, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(derive_seed(seed, "reuse", name))
-    return torch.randn(shape, generator=generator)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

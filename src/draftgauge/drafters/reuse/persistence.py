@@ -120,7 +120,9 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
         )
     net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
     net.load_state_dict(weights)
-    return _cast(net, dtype or target.spec.dtype).eval().requires_grad_(False)
+    for parameter in net.parameters():
+        parameter.data = parameter.data.to(dtype or target.spec.dtype)
+    return net.eval().requires_grad_(False)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -135,9 +137,3 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ModelError(f"cannot read {path}: {error}") from error
     return weights
-
-
-def _cast(net: ReuseNet, dtype: torch.dtype) -> ReuseNet:
-    for parameter in net.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return net
