@@ -1,7 +1,7 @@
 """draftgauge: measure, replay and run speculative decoding.
 
 The functions below mirror the verbs of the command line. They are imported on first use, so that replaying and reading
-traces does not load torch.
+traces does not load torch. What cannot be done raises :class:`DraftgaugeError`, with what to do instead.
 """
 
 from __future__ import annotations
@@ -57,24 +57,9 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = {
-    "api.advise": ("advise",),
-    "api.bench": ("bench",),
-    "api.bench_servers": ("bench_servers",),
+_MODULES = {  # where they are not api.<name>
     "api.datastore": ("build_datastore",),
-    "api.demo": ("demo",),
-    "api.diagnose": ("diagnose",),
-    "api.doctor": ("doctor",),
-    "api.evaluate": ("evaluate",),
-    "api.export": ("export",),
-    "api.fit": ("fit",),
-    "api.generate": ("generate",),
     "api.pair": ("Pair", "load_pair"),
-    "api.profile": ("profile",),
-    "api.rank": ("rank",),
-    "api.replay": ("replay",),
-    "api.report": ("report",),
-    "api.train": ("train",),
     "core.errors": ("DraftgaugeError",),
     "core.table": ("Rows",),
     "integrations.transformers": ("Speculative", "speculative"),
@@ -149,7 +134,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'draftgauge' has no attribute {name!r}")
     from importlib import import_module
 
-    module = next((module for module, names in _MODULES.items() if name in names), "api.requests")
+    usual = "api.requests" if name.endswith("Request") else f"api.{name}"
+    module = next((module for module, names in _MODULES.items() if name in names), usual)
     try:
         found = import_module(f"draftgauge.{module}")
         return import_module(f"draftgauge.{module}.{name}") if name == "plot" else getattr(found, name)

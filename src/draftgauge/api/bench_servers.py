@@ -79,7 +79,6 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
 
 
 def _named(servers: Sequence[str]) -> dict[str, str]:
-    """URLs by setting."""
     pairs = [server.partition("=") for server in servers]
     names = [name for name, _, _ in pairs]
     if not all(equals and name and "://" not in name for name, equals, _ in pairs) or len(set(names)) < len(names):

@@ -48,15 +48,12 @@ class Evidence:
 
     Attributes:
         target, kind: the target's name; the kind of drafter, as manifests have it.
-        tokenizer, draft_tokenizer: of target and drafter.
         made_for: the target that the drafter's files name; empty if it is this one.
         map_error: what is wrong with a checkpoint's vocabulary map; empty if nothing is.
         layer_rates: by the target layers that a checkpoint may be meant to read, those of its configuration first, the
             share of its first drafted tokens that are right.
         compression: how the target is held, and how the drafter is, or the target was when the drafter was trained.
         longest: text in tokens that the drafter was made for.
-        trace, costs: recorded with the pair.
-        counts: of a serving engine.
     """
 
     target: str = "the target"

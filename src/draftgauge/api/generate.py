@@ -50,16 +50,11 @@ def generate(
 
     Args:
         request: the prompt, as text or as token ids taken as they are, and how to decode it.
-        pair: loaded already, and then the request says nothing of one; the request's is loaded if None.
         objects: policies of your own by name; the request's ``policy`` may be one of them. A copy decodes.
         on_text: told each new piece of text and how it came: accepted, text (looked up in the text and accepted),
             corrected, bonus or plain.
         progress: told (what, done, total) while the pair's costs are measured, for a policy that weighs them; on a
             machine that has measured them before they are known.
-
-    Raises:
-        DraftgaugeError: for unknown policies, prompts that are empty or too long, settings out of range, or a pair that
-            is given twice.
     """
     if pair is not None:
         refuse_beside_pair(request)

@@ -39,8 +39,6 @@ class Pair:
     Attributes:
         sources: what was asked for: ``{"target", "draft"}``, the latter None for a kind that takes no source.
         folder: of the target, or its hub id.
-        compression: of the target; the method's name if its checkpoint comes quantised.
-        taps: of the target, as ``draft_source`` needs them.
     """
 
     target: CachedModel

@@ -95,7 +95,9 @@ def answer_tokens(
         )
     if not tokens:
         tokens = token_ids(tokenizer, served.text, special=False)
-    if not _is_text_of(served, tokenizer.decode(tokens, skip_special_tokens=True)):
+    decoded = tokenizer.decode(tokens, skip_special_tokens=True)
+    whole, text = (each.rstrip(CUT_CHARACTER).strip() for each in (decoded, served.text))
+    if not (whole.endswith(text) if served.reasoned else whole == text):
         raise PromptError("is written with another tokenizer: the target's gives another text for its tokens")
     ends = next((position for position, token in enumerate(tokens) if token in end_tokens), None)
     if ends is not None:
@@ -107,11 +109,6 @@ def answer_tokens(
         raise PromptError("is empty")
     cut = tokens[:limit]
     return Answer(cut, "stop" if cut[-1] in end_tokens else "length")
-
-
-def _is_text_of(served: ServedAnswer, decoded: str) -> bool:
-    whole, text = (each.rstrip(CUT_CHARACTER).strip() for each in (decoded, served.text))
-    return whole.endswith(text) if served.reasoned else whole == text
 
 
 def note_differences(folder: Path, index: int, differs: Sequence[int], length: int) -> None:

@@ -53,7 +53,6 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
 
 
 def _reported(request: StudyKvshotRequest, outcome: StudyOutcome) -> StudyOutcome:
-    """Write the report of an outcome into the study's folder."""
     provenance: dict[str, Any] = {
         "command": command_line(),
         "preset": request.preset,
@@ -71,10 +70,6 @@ def study_speckv(request: StudySpeckvRequest, *, progress: Progress = silent) ->
     Returns:
         Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices" and "correlations" as
         published; "honest" is what the records say, see :func:`draftgauge.studies.speckv.study.run_study`.
-
-    Raises:
-        DraftgaugeError: naming file and line, if a table is not the published one or like it; or if ``out`` cannot be
-            written to. Nothing is written then.
     """
     records = read_records(request.steps, request.experiments)
     if request.out is not None:

@@ -62,7 +62,6 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
 
 
 def _show(row: Mapping[str, float]) -> None:
-    """The line of a row of the log."""
     gate = f", gate {row['gate_mean']:.2f}" if "gate_mean" in row else ""
     errors.print(
         f"step {row['step']:.0f} of {row['steps']:.0f}: loss {row['loss']:.3f} nats, agrees with the target "

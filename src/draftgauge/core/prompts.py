@@ -67,9 +67,7 @@ def read_prompts(
 
     Args:
         path: the file, or a folder: its ``*.jsonl`` files one after the other, in the order of their names.
-        limit: take the first ones only, after ``tasks`` and ``split``.
-        tasks: take these tasks only.
-        split: take this split only.
+        limit: take the first ones only, of the tasks and the split asked for.
 
     Raises:
         PromptError: if the file is missing, empty, or an entry is not as above (file and line are named), or nothing is

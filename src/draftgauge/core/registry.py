@@ -22,7 +22,6 @@ class Registry(Generic[T]):
     converted by the annotations of the factory's parameters.
 
     Args:
-        kind: the word for one of the things in messages, e.g. "policy".
         supplied: parameters that only the caller of :meth:`create` gives, and no spec.
         defaults: in words, by parameter, what the caller gives where a spec leaves it out.
     """

@@ -34,9 +34,7 @@ def option(
 
     Args:
         default: of the field; none for a required one.
-        help: shown by ``--help``.
         positional: it may be given without its name.
-        short: a one-letter option, e.g. ``-p``.
         name: the option's name where it is not the field's, e.g. ``--policy``.
         negative: the option that sets a boolean to False where that is not ``--no-<name>``, e.g. ``--raw``.
         repeated: a tuple whose items are given one by one, because commas are part of an item.
@@ -97,11 +95,8 @@ def make_request(
     """A request from flat values, converted to the types of its fields.
 
     Args:
-        cls: the dataclass.
-        arguments: values of the first settings, in their order.
         keywords: values by name. None stands for the default of a tuple; a lone text for a tuple is read as its items
             with commas between them, or as its only item where items are given one by one.
-        spelled: how messages name a setting.
     """
     settings = {entry.name: entry for entry in settings_of(cls)}
     if len(arguments) > len(settings):

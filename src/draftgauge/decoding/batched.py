@@ -36,9 +36,7 @@ class Pass(NamedTuple):
     """One pass of a step.
 
     Attributes:
-        kind: of the drafter or of the target.
         rows: requests that took part.
-        tokens: that they took in together.
         widest: most tokens of one of them.
         context: tokens of the longest request of the batch, before the step.
         signals: whether signals of drafted tokens were computed and read.
@@ -66,8 +64,6 @@ class BatchOutput:
 
     Attributes:
         prompt: its place in the list of prompts.
-        tokens: committed.
-        steps: in order.
         finished: False where decoding ended before the output did.
     """
 
@@ -130,10 +126,7 @@ def batched_decode(
 
     Args:
         target, draft: with at least ``plan.batch`` rows each, and room for the longest prompt and its output.
-        policy: how far to draft.
         prompts: token ids; each takes the first slot that becomes free.
-        settings: limit, end tokens and what else ends an output.
-        plan: how many at once, and until when.
 
     Raises:
         DraftgaugeError: if sampling is asked for, a prompt is empty or longer than there is room for, or there are no

@@ -29,9 +29,6 @@ def plain_decode(
     """Decode without speculation.
 
     Args:
-        model: the target; its cache is emptied first.
-        prompt_tokens: at least one.
-        settings: limit, sampling and what stops the output.
         generator: on the model's device, needed if the sampling is not greedy.
         on_commit: told each token as it is committed.
         on_logits: told the logits ``[1, V]`` that give each token, before it is read.

@@ -75,14 +75,9 @@ def record_prompt(
     live run shows up to the last digits; in lower precision a drafted near-tie may fall the other way.
 
     Args:
-        target: the model whose output is recorded; its cache is overwritten.
         drafter: what drafts, from all positions together where it can
             (:class:`~draftgauge.drafters.dense.DraftsEverywhere`). Sampled decoding is recorded only with one whose
             draft from one position tells of the next ones (:class:`~draftgauge.drafters.dense.DraftsRefused`).
-        prompt: where it comes from.
-        prompt_tokens: its token ids, at least one.
-        plan: what to record.
-        tokenizer: for the text of the output.
         generator: on the target's device, needed at a temperature above 0.
 
     Raises:
@@ -126,10 +121,6 @@ def record_answer(
 
     Args:
         target, drafter: as of :func:`record_prompt`; greedy.
-        prompt: where it comes from, and its token ids.
-        answer: the output.
-        plan: what to record.
-        tokenizer: for the text of the output.
 
     Returns:
         The record, and the positions whose token is not the target's choice.

@@ -45,8 +45,6 @@ class Generation:
         finish: "length" (the limit was reached) or "stop" (an end token or a stop string).
         origins: one per token.
         steps: what each step did, in order; a step starts where those before it ended.
-        prefill_seconds: taking in the prompt, target and drafter.
-        decode_seconds: everything after it.
         phases: decode_seconds by phase, if that was asked for.
     """
 

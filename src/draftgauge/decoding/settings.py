@@ -24,16 +24,11 @@ class DecodingSettings:
 
     Attributes:
         max_new_tokens: the output's limit, at least 1.
-        sampling: the target's distribution; greedy by default.
         end_tokens: any of them ends the output and is its last token.
         stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
-        detokenize: decodes token ids to text; needed for stop strings.
         stop_when: a further reason to stop. It may follow the text, and is then for one output only.
         time_phases: fill ``phases`` of a speculative result. On an accelerator this waits for the device after each
             phase, which slows the loop down.
-
-    Raises:
-        DraftgaugeError: if a value is out of its range.
     """
 
     max_new_tokens: int = 128
@@ -54,14 +49,7 @@ class DecodingSettings:
 def check_request(
     spec: ModelSpec, prompt_tokens: list[int], settings: DecodingSettings, generator: Generator | None
 ) -> None:
-    """Check that the target can decode this prompt at these settings.
-
-    Raises:
-        PromptError: if the prompt is empty.
-        ModelError: if it holds tokens that the target has not.
-        DraftgaugeError: if prompt and output together are longer than the model takes, or a sampled output lacks its
-            generator.
-    """
+    """Check that the target can decode this prompt at these settings."""
     if not prompt_tokens:
         raise PromptError("the prompt is empty: give it at least one token")
     check_tokens(spec, prompt_tokens)

@@ -45,12 +45,8 @@ def speculative_decode(
     at once: exactly so in float32, up to near-ties in lower precision.
 
     Args:
-        target: the model whose output is decoded; its cache is emptied first.
         drafter: proposes tokens. It ends its drafts with the settings' end tokens, and if it samples it must carry the
             distributions in its drafts.
-        policy: how far to draft; reset first.
-        prompt_tokens: at least one.
-        settings: limit, sampling and what stops the output.
         generator: on the target's device, needed if the sampling is not greedy.
         on_commit: told the new tokens and how each came, once a step.
 

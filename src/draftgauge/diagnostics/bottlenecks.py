@@ -60,7 +60,6 @@ class GroupGradient:
 
     Attributes:
         group: see :func:`~draftgauge.training.reuse.statistics.parameter_groups`.
-        depth: whose loss.
         gradient_norm: of the mean gradient over the samples.
         gradient_to_weight: that norm over the norm of the weights; None where these are all zero.
         gradient_share: mean over samples of the share of positions that the loss reaches the group at.

@@ -29,7 +29,6 @@ class EvaluationPlan:
 
     Attributes:
         depths: K, tokens a draft.
-        settings: that the texts were decoded with.
         live, tree, latency: how many texts; 0 leaves the measure out, None takes all. Blocks have no trees.
     """
 
@@ -45,7 +44,6 @@ class DrafterEvaluation:
     """Counts, from which every figure is made with its interval.
 
     Attributes:
-        tasks: of the texts.
         positions, agreed: ``[texts, depths]`` output positions from which each depth has a label, and those of them
             where the token at this depth is the label, whether or not the earlier ones were right.
         reached, accepted: ``[texts, depths]`` of the draft from every output position, teacher-forced.
@@ -53,7 +51,6 @@ class DrafterEvaluation:
             what drafting sees.
         mismatched: live outputs that are not the plain ones.
         tree_tokens, tree_steps: ``[tree texts]``.
-        latency: of drafts of K tokens; None if left out.
     """
 
     tasks: list[str]

@@ -23,11 +23,9 @@ class Latency:
     """Medians over prompts and rounds.
 
     Attributes:
-        gamma: tokens drafted a step.
         draft_ms: milliseconds a drafted token, what a step needs to begin with shared out among them.
         verify_ms: milliseconds of the target's pass over a draft, and of accepting.
         tokens_per_second: of decoding with drafts.
-        plain_tokens_per_second: of plain decoding.
         ratio: of the two, prompt by prompt.
     """
 

@@ -57,9 +57,7 @@ class TextBatch:
 
     Attributes:
         index: which texts these are.
-        tokens: ``[B, T]``.
         first: ``[B]`` anchor of each text's first output token; negative where a prompt of one token leaves none.
-        outputs: ``[B]`` lengths of the outputs.
     """
 
     index: tuple[int, ...]

@@ -19,7 +19,6 @@ class Draft(NamedTuple):
     """Proposed tokens.
 
     Attributes:
-        tokens: the proposal, possibly empty.
         probabilities: ``[drafted, vocabulary]`` float32, the distributions the tokens were *sampled from* (needed
             to accept sampled tokens); None for greedy drafting and for drafters that propose without a distribution
             (one-hot then).

@@ -82,11 +82,7 @@ def draft_densely(
     Drafts are shorter where an end token came or the draft model's context ends.
 
     Args:
-        model: the draft model; its cache is overwritten.
-        prompt_tokens: at least one.
         output: ``N`` tokens; an end token can only be the last.
-        gamma_max: longest draft, ``G``.
-        end_tokens: a draft ends with any of these.
         vocabulary: number of the target's logits, to which the draft's are cut.
     """
     positions = len(output)

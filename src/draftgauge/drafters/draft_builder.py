@@ -28,7 +28,6 @@ class DraftBuilder:
         """Set the rules.
 
         Args:
-            sampling: how tokens are drafted, greedily if None; sampled drafts carry their distributions.
             generator: on ``device``; needed for sampled drafts.
             to_target: ``[V]`` the target's ids of the drafter's tokens, where it knows but some of them.
             vocabulary: number of logits of the target; needed with ``to_target``.

@@ -121,7 +121,6 @@ _KINDS: dict[str, type[DraftSource]] = {}
 
 
 def register_drafter(kind: Kind) -> Kind:
-    """Make a :class:`DraftSource` known by its name."""
     assert kind.name not in _KINDS, f"drafter {kind.name} is registered twice"
     _KINDS[kind.name] = kind
     return kind

@@ -26,7 +26,6 @@ def fit_logistic(
     Args:
         terms: ``[n, K]``; brought to unit scale for the fit, and the weights back to that of the terms.
         outcomes: ``[n]``.
-        weight: ``[n]`` of the examples; all alike without.
         regularisation: ``C``, the inverse of the strength of the prior on the weights.
     """
     if outcomes.all() or not outcomes.any():

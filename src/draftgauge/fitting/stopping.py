@@ -25,7 +25,6 @@ def fit_stopping(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int 
     Args:
         traces: dense, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
         costs: of each trace, to find ``rate_scale`` on; another curve may be given to the policy later.
-        seed: unused; the fit has one optimum.
     """
     gamma_max = common_gamma_max(traces)
     logits, accepted = [], []

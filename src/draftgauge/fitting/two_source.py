@@ -31,8 +31,6 @@ def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: in
 
     Args:
         traces: dense and greedy, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
-        costs: of each trace.
-        seed: unused; the fit has one optimum.
     """
     if any(trace.sampled is not None for trace in traces):
         raise TraceError(

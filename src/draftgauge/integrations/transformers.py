@@ -72,13 +72,8 @@ class Speculative:
             gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
             costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded
                 run. They are measured in the first call if None, which takes some seconds.
-            streamer: gets each token. ``generate`` does not hand on its own.
             tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether
                 the drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
-            engine: ``lean``, ``modules`` or ``auto``.
-
-        Raises:
-            DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
         """
         self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
         if gamma_max is None:

@@ -31,7 +31,6 @@ class BatchMeterPlan:
         batches: requests at once; 1 is measured besides.
         contexts: lengths in tokens; the shortest and, where the time allows, the longest are measured, as far as the
             models take them.
-        gamma_max: longest draft.
         seconds: for each batch size; numbers of tokens that are not timed by then are interpolated.
     """
 

@@ -75,13 +75,10 @@ class MeterPlan:
     Attributes:
         text: token ids of real text; the contexts are cut from it, repeated as often as needed.
         contexts: lengths in tokens; those past the limit are measured at the limit.
-        gamma_max: longest draft.
         seconds: that measuring may take; it ends earlier where the costs are known well enough. Where steps are so slow
             that not everything fits, fewer lengths and contexts are measured and the rest is interpolated.
         context_limit: longest sequence that target and draft take, the target's if None.
-        compression: of the target, by name.
         vocabulary: of the pair, see :class:`~draftgauge.traces.costs.CostCurve`.
-        sampling: of the target.
     """
 
     text: Sequence[int]

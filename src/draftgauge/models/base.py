@@ -17,10 +17,7 @@ class ModelSpec:
     """What decoding must know of a model.
 
     Attributes:
-        vocabulary: number of logits.
         context: longest sequence in tokens.
-        dtype: of its activations.
-        family: ``model_type`` of its configuration.
         engine: "lean", "static", "modules", "gguf" or "gguf-fast"; see docs/engines.md.
         attention: which attention transformers was loaded with.
         context_reason: why ``context`` is less than the configuration says; empty if it is not.

@@ -64,7 +64,6 @@ class LeanModel:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
         self._reserve(len(tokens))
         with attention_kernels(self.spec.device):
             chunks = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
@@ -153,8 +152,6 @@ def run_layers(
     """Hidden states ``[k, hidden]`` of tokens ``[k]`` after the last layer, before the final norm.
 
     Args:
-        weights: of the decoder.
-        tokens: ``[k]``.
         cos, sin: rotary tables of the tokens' positions, ``[k, bases, D]``.
         attend: of a layer and its rotated queries and keys and values ``[k, H + 2 KV, D]``; returns ``[k, H D]``.
         keep: called with every layer and its output ``[k, hidden]``, which goes on changing.

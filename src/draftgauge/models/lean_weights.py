@@ -49,7 +49,6 @@ class LeanLayer(NamedTuple):
     """One decoder layer over the residual stream ``x`` ``[k, hidden]``; ``H`` query and ``KV`` key/value heads.
 
     Attributes:
-        input_norm: before attention.
         qkv: ``x -> [k, (H + 2 KV) head_dim]``, queries first, then keys, then values.
         rotate: normalises, where the family does, and rotates query and key heads ``[k, H + KV, head_dim]`` in place.
         output: adds the output projection of ``[k, H head_dim]`` to ``x``, normed first where the family does so.
@@ -68,8 +67,6 @@ class LeanWeights:
     """A whole decoder.
 
     Attributes:
-        embed: of tokens ``[k]``, the first ``x``.
-        head: logits of normed hidden states.
         rotaries: transformers' own rotary modules, one for each base.
         score: what attention makes of the product of a query and a key; ``mix`` is attention with these scores.
         eager: why no pass can be recorded as a CUDA graph, or None if passes can.

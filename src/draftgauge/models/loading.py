@@ -76,8 +76,6 @@ def load_model(
         compression: one of ``compression.COMPRESSIONS``; a checkpoint that comes quantised is loaded as it is.
         device: where to run; a GPU where there is one, else the CPU.
         engine: ``auto`` for the first that can: static on a GPU, lean elsewhere, modules; of a GGUF file ``gguf``.
-        trust_remote_code: run Python code that comes with the model.
-        part: of the bundled pair, if ``source`` is ``reference``.
         device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name.
     """
     _check_engine(engine)

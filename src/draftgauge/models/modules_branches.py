@@ -43,7 +43,6 @@ class MaskedBranches:
         self._cache = shared_prefix(cache, int(starts.max()))
         self._config = model.config.get_text_config()
         prefix = torch.arange(self._cache.get_seq_length(), device=starts.device)
-        self._starts = starts  # [N]
         self._positions = starts  # [N] position of the next token
         self._key_positions = prefix  # [keys] position of every key in the cache
         self._visible = prefix < starts[:, None]  # [N, keys]

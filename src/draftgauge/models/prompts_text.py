@@ -32,9 +32,7 @@ def encode_prompt(
     opened for the assistant's answer; without a template its contents are joined by blank lines.
 
     Args:
-        tokenizer: of the target.
         prompt: text, or messages with ``role`` and ``content``.
-        rendering: a system message, arguments of the template, whether text goes through the template.
     """
     has_template = tokenizer.chat_template is not None
     if isinstance(prompt, str):
@@ -48,7 +46,9 @@ def encode_prompt(
     if isinstance(prompt, str):
         ids = token_ids(tokenizer, prompt)
     else:
-        ids = _conversation_ids(tokenizer, with_system(prompt, rendering.system), rendering)
+        if rendering.system is not None and prompt[0]["role"] != "system":
+            prompt = [{"role": "system", "content": rendering.system}, *prompt]
+        ids = _conversation_ids(tokenizer, prompt, rendering)
     if not ids:
         raise PromptError("the prompt is empty: it gives no token to start from")
     return ids
@@ -82,12 +82,6 @@ def encode_prompts(
 def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
     return encode_prompt(tokenizer, messages or prompt.text, rendering)
-
-
-def with_system(messages: Sequence[Message], system: str | None) -> Sequence[Message]:
-    if system is None or messages[0]["role"] == "system":
-        return messages
-    return [{"role": "system", "content": system}, *messages]
 
 
 def render(

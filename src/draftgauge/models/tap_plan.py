@@ -39,8 +39,6 @@ def tap_plan(
     attention come from the full-attention layers nearest to those of the rule.
 
     Args:
-        config: of the target.
-        hidden, kv: what to tap: hidden states, keys and values.
         layers: which decoder layers, counted from 0, or one of :data:`TAP_RULES`; "eagle3" if None.
     """
     config = config.get_text_config()  # of a model that sees images too, the part that decodes

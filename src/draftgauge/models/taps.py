@@ -140,9 +140,7 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
     """One pass of a target, in evaluation mode, over whole texts, without gradients.
 
     Args:
-        module: the target.
         tokens: ``[B, T]`` int64 on its device. Shorter texts may be padded on the right with any token.
-        plan: see :func:`tap_plan`.
         where: ``[B, T]`` bool on the CPU: the ``n`` positions whose logits ``[n, V]`` are computed; all if None. Of a
             large vocabulary they are most of the memory.
     """

@@ -23,7 +23,6 @@ class Signal(NamedTuple):
     """What the drafter shows of one drafted token. What a policy does not declare to read is NaN, and -1 for the token.
 
     Attributes:
-        depth: 1 for the first drafted token of a step.
         confidence: top-1 probability of the drafter's distribution (temperature 1), in 0..1.
         entropy: of that distribution, in bits.
         margin: top-1 minus top-2 probability, in 0..1.
@@ -41,7 +40,6 @@ class Step(NamedTuple):
     """What one draft -> verify -> commit step did, told to the policy afterwards.
 
     Attributes:
-        drafted: tokens that the drafter drafted, 0 or more.
         accepted: how many tokens the target accepted, of the drafted ones and then of those looked up, up to the end of
             the output.
         committed: tokens added to the output: ``accepted + 1``, fewer where the output ended inside the step.
@@ -168,11 +166,7 @@ def _middle_context(costs: CostCurve) -> int:
 
 
 def reads_of(policy: Policy) -> Reads:
-    """The signals that a policy declares to read.
-
-    Raises:
-        DraftgaugeError: if it declares none, not even the empty set, or declares something else than signals.
-    """
+    """The signals that a policy declares to read."""
     reads = getattr(policy, "reads", None)
     if not isinstance(reads, frozenset) or not all(isinstance(name, SignalName) for name in reads):
         raise DraftgaugeError(

@@ -16,10 +16,6 @@ from draftgauge.policies.registry import register_policy
 class CumulativeConfidence(PolicyBase):
     """Stops once the product of the step's confidences, an estimate of the chance that all drafted tokens are accepted,
     is below ``threshold``.
-
-    Attributes:
-        threshold: in 0..1.
-        gamma: the most tokens to draft.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})

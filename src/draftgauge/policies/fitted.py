@@ -33,9 +33,7 @@ class FittedPolicy:
 
     Attributes:
         policy: its kind, a name in :data:`FITTED`.
-        gamma_max: longest draft that it was fitted for.
         signals: the vocabulary of signals that its numbers refer to, in order.
-        parameters: its numbers, whatever its kind needs; JSON only.
         provenance: how: command, trace, compression, splits, scores, for the reader.
         trained_on: identifiers of the prompts it was fitted on, as ``task/identifier``.
     """
@@ -52,7 +50,6 @@ def register_fitted(policy: str, signals: tuple[str, ...] | None = None) -> Call
     """Decorator of the function that makes a kind of fitted policy from its numbers.
 
     Args:
-        policy: its name.
         signals: the vocabulary that its numbers must refer to; None for a kind that checks its own.
     """
 

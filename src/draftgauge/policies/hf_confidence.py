@@ -24,10 +24,6 @@ class ConfidenceThreshold(PolicyBase):
 
     The ``assistant_confidence_threshold`` of Hugging Face transformers (``ConfidenceCriteria``, from Mamou et al. 2024,
     "Dynamic Speculation Lookahead"), held constant.
-
-    Attributes:
-        threshold: in 0..1.
-        gamma: the most tokens to draft.
     """
 
     threshold: float

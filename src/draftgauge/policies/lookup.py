@@ -19,12 +19,10 @@ from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 
 
-class TextLookup(PolicyBase):
-    """Nothing drafted, and up to ``tokens`` that followed the last time, while ``least`` tokens or more match."""
+class IndexesText(PolicyBase):
+    """Keeps an index of prompt and output, and of stored texts where there are any."""
 
-    def __init__(self, least: int, tokens: int) -> None:
-        self.reads: Reads = frozenset({SignalName.TEXT})
-        self.least, self.tokens = least, tokens
+    def __init__(self) -> None:
         self.index = NgramIndex()
 
     def ask_stored(self, stored: StoredTexts) -> None:
@@ -36,14 +34,23 @@ class TextLookup(PolicyBase):
     def read(self, prompt_tokens: Sequence[int]) -> None:
         self.index.extend(prompt_tokens)
 
+    def observe(self, step: Step) -> None:
+        self.index.extend(step.tokens)
+
+
+class TextLookup(IndexesText):
+    """Nothing drafted, and up to ``tokens`` that followed the last time, while ``least`` tokens or more match."""
+
+    def __init__(self, least: int, tokens: int) -> None:
+        super().__init__()
+        self.reads: Reads = frozenset({SignalName.TEXT})
+        self.least, self.tokens = least, tokens
+
     def limit(self) -> int:
         return 0
 
     def extend(self, room: int) -> Sequence[int]:
         return self.index.continuation(min(room, self.tokens), self.least)
-
-    def observe(self, step: Step) -> None:
-        self.index.extend(step.tokens)
 
 
 class LookupElse(TextLookup):

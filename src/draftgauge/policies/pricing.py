@@ -35,8 +35,6 @@ class Prices:
         """Price drafts of up to ``len(accepted_by_depth)`` tokens.
 
         Args:
-            costs: of the pair.
-            reads: the signals that the rule reads.
             accepted_by_depth: chance that the token at each depth is accepted where those before it are.
             rate_scale: the rate of the rule over that of the best fixed length.
         """

@@ -163,11 +163,7 @@ def make_parsed(name: str, arguments: Mapping[str, Any], gamma_max: int, costs: 
 
 
 def with_objects(policies: Mapping[str, Policy], objects: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Named policies, and copies of a user's own, which so do not go on with what they learned before.
-
-    Raises:
-        DraftgaugeError: if two have one name, or one is no policy.
-    """
+    """Named policies, and copies of a user's own, which so do not go on with what they learned before."""
     for name, policy in objects.items():
         if name in policies:
             raise DraftgaugeError(f"two policies are named {name!r}: give your own another name")

@@ -43,9 +43,7 @@ class Network:
 
     Attributes:
         hidden: ``[features, units]``.
-        hidden_bias: ``[units]``.
         output: ``[units]``.
-        output_bias: added to their sum.
     """
 
     hidden: tuple[tuple[float, ...], ...]
@@ -105,7 +103,8 @@ class SpecKV(PolicyBase):
 
     def observe(self, step: Step) -> None:
         if step.signals:
-            _, confidences, entropies, *_ = zip(*step.signals, strict=True)
+            entropies = [signal.entropy for signal in step.signals]
+            confidences = [signal.confidence for signal in step.signals]
             means = sum(entropies) / len(entropies), sum(confidences) / len(confidences)
             rates = self.rates((*means, max(entropies), min(confidences)))
             self._length = self.candidates[int((rates * self._gammas).argmax())]

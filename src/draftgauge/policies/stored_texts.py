@@ -17,11 +17,7 @@ from draftgauge.policies.ngrams import NgramIndex
 
 
 class StoredTexts:
-    """Texts that do not change, none going on into the next; later ones count before earlier ones.
-
-    Attributes:
-        texts: tokens of each, the oldest first.
-    """
+    """Texts that do not change, none going on into the next; later ones count before earlier ones."""
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         self.texts = [[int(token) for token in text] for text in texts]

@@ -29,7 +29,6 @@ class EntropyThreshold(PolicyBase):
     Attributes:
         threshold: of the bound of the rejection probability, above 0.
         scale: of the entropy, above 0.
-        gamma: the most tokens to draft.
     """
 
     threshold: float

@@ -25,15 +25,15 @@ from typing import Any, ClassVar, NamedTuple
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, Signal, Step
+from draftgauge.policies.base import Policy, Signal
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_positive, check_shares, require_costs
 from draftgauge.policies.fitted import register_fitted
-from draftgauge.policies.ngrams import MOST_MATCHED, Match, NgramIndex
+from draftgauge.policies.lookup import IndexesText
+from draftgauge.policies.ngrams import MOST_MATCHED, Match
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
 from draftgauge.policies.stopping import LEAST, MOST
-from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 
 TWO_SOURCE = "two-source"
@@ -42,14 +42,7 @@ SIGNALS = ("logit_confidence", "agrees", "disagrees", "log_matched", "log_streak
 
 @dataclass(frozen=True)
 class LookupNumbers:
-    """The logistic function of a looked-up token's chance to be accepted where those before it are.
-
-    Attributes:
-        constant: added to the terms.
-        log_matched: per logarithm of the matched tokens.
-        log_streak: per logarithm of how often in a row that token followed.
-        always: where it followed every time.
-    """
+    """The logistic function of a looked-up token's chance to be accepted where those before it are."""
 
     constant: float
     log_matched: float
@@ -93,7 +86,6 @@ class Tail(NamedTuple):
     """The most valuable number of looked-up tokens after a draft.
 
     Attributes:
-        tokens: to append, possibly none.
         worth: tokens that they gain, less the price of their verification; 0 for none.
     """
 
@@ -101,35 +93,22 @@ class Tail(NamedTuple):
     worth: float
 
 
-class TwoSource:
-    """Draft on, append what the text predicts, or stop; see :mod:`draftgauge.policies.two_source`.
-
-    Attributes:
-        index: of the text.
-    """
+class TwoSource(IndexesText):
+    """Draft on, append what the text predicts, or stop; see :mod:`draftgauge.policies.two_source`."""
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
 
     def __init__(self, numbers: TwoSourceNumbers, costs: CostCurve) -> None:
+        super().__init__()
         self.numbers = numbers
         self.gamma_max = len(numbers.accepted_by_depth)
         self.prices = Prices(costs, self.reads, numbers.accepted_by_depth, numbers.rate_scale)
-        self.index = NgramIndex()
         self._context: list[int] = []  # the last tokens of text and draft
         self._depth = 0
         self._all_accepted = self._all_before = 1.0  # S_j and S_j-1
         self._match: Match | None = None  # what the text predicts next
         self._before: Match | None = None  # and what it predicted in place of the last drafted token
         self._tail = Tail([], 0.0)
-
-    def ask_stored(self, stored: StoredTexts) -> None:
-        self.index = NgramIndex(stored.index)
-
-    def reset(self) -> None:
-        self.index.reset()
-
-    def read(self, prompt_tokens: Sequence[int]) -> None:
-        self.index.extend(prompt_tokens)
 
     def limit(self) -> int:
         self._context = self.index.text[-MOST_MATCHED:]
@@ -166,9 +145,6 @@ class TwoSource:
     def extend(self, room: int) -> Sequence[int]:
         return self._tail.tokens[:room]
 
-    def observe(self, step: Step) -> None:
-        self.index.extend(step.tokens)
-
     def _goes_on(self) -> bool:
         """Whether to draft one more token; notes the best tail if not."""
         depth = self._depth
@@ -181,7 +157,6 @@ class TwoSource:
         return worth > max(0.0, self.numbers.tail_weight * self._tail.worth)
 
     def _tail_after(self, context: list[int], depth: int, match: Match | None, chance: float) -> Tail:
-        """The best tail."""
         tokens: list[int] = []
         prices, gained, best, length = self.prices.verify, 0.0, 0.0, 0
         while match is not None and depth + len(tokens) < self.gamma_max:

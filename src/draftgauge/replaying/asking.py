@@ -33,10 +33,7 @@ def prompt_steps(
     accepted, dropped.
 
     Args:
-        trace: dense.
-        prompt: number of the prompt.
         caps: ``[P]`` the most tokens that a step can draft.
-        policy: to ask.
         greedy: whether drafting is: a sampled token is never left out for what it is (:class:`DropsLast`).
     """
     first, end = trace.offsets[prompt : prompt + 2].tolist()

@@ -17,7 +17,6 @@ def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> I
     Args:
         prompt: ``[S]`` of each step; the steps of a prompt are consecutive, in order.
         drafted, accepted: ``[S]`` tokens, the accepted ones with those that were looked up in the text.
-        costs: whose drafter it is.
     """
     steps = np.arange(len(prompt))
     first = np.append(True, prompt[1:] != prompt[:-1])

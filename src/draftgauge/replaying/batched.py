@@ -65,9 +65,6 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
 
     Args:
         trace: dense and greedy.
-        policy: for ``batch`` slots.
-        costs: measured for batches of this size.
-        batch: requests at once.
         queue: indices into ``trace.prompts``, at least ``batch``.
     """
     if trace.sampled is not None:

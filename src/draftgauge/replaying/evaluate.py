@@ -101,11 +101,7 @@ def evaluate(
 
     Args:
         trace: dense; the prompts to evaluate on.
-        costs: of the same pair, compression and device.
         policies: by the name in their rows; new ones, as some learn across prompts, or finished replays of this trace.
-        compared: what they are compared with; by default the fixed length that is best on these prompts.
-        split: name of the prompts, for the rows.
-        resamples: of the intervals and p-values.
     """
     against = compared or Compared()
     best_fixed = against.best_fixed
@@ -200,8 +196,6 @@ def evaluate_design(
 
     Args:
         design: which prompts; the best fixed length is chosen on its training prompts where it has any.
-        costs: of the trace.
-        policies: new ones by name.
         rivals: tuned on ``design.training``, to compare with.
         stored: earlier texts in which policies look tokens up too, for the bounds.
 

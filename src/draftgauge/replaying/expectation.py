@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.signals import Reads, SignalName
+from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import SignalArrays, StatelessPolicy, reads_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import path_lengths, reach_chances, refused_lengths, refused_signals
@@ -50,23 +50,18 @@ class ExpectedSteps:
 def lengths_by_refusal(trace: Trace, policy: StatelessPolicy) -> Ints:
     """``[P, G + 1]`` draft lengths that a policy wants at every position: column ``k`` if ``k`` tokens are accepted and
     the next is refused, the last column if none is refused."""
-    depths = [*range(1, trace.gamma_max + 1), trace.gamma_max]
-    reads = reads_of(policy)
-    return np.stack([policy.lengths(_refused_arrays(trace, depth, reads)) for depth in depths], axis=1)
-
-
-def _refused_arrays(trace: Trace, depth: int, reads: Reads) -> SignalArrays:
-    """The signals of drafts refused at one depth, NaN for those that are not read."""
-    names = (SignalName.CONFIDENCE, SignalName.ENTROPY, SignalName.MARGIN)
-    arrays = dict(zip(names, refused_signals(trace, depth), strict=True))
-    return SignalArrays(*(arrays[name] if name in reads else np.full_like(arrays[name], np.nan) for name in names))
+    reads = [name in reads_of(policy) for name in (SignalName.CONFIDENCE, SignalName.ENTROPY, SignalName.MARGIN)]
+    lengths = []
+    for depth in [*range(1, trace.gamma_max + 1), trace.gamma_max]:
+        arrays = zip(reads, refused_signals(trace, depth), strict=True)
+        lengths.append(policy.lengths(SignalArrays(*(a if read else np.full_like(a, np.nan) for read, a in arrays))))
+    return np.stack(lengths, axis=1)
 
 
 def expected_steps(trace: Trace, lengths: Ints, room: Ints) -> ExpectedSteps:
     """The occupancy recursion.
 
     Args:
-        trace: of sampled decoding.
         lengths: ``[P, G + 1]`` as of :func:`lengths_by_refusal`, or ``[P, 1]`` if they are the same however it goes.
         room: ``[P]`` most tokens that a step can draft there under the limit of output tokens.
     """

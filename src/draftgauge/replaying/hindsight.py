@@ -67,7 +67,6 @@ def hindsight_optimum(
 
     Args:
         trace: dense; greedy with ``text``.
-        costs: of the pair.
         text: whether tokens that are looked up in the text may be appended to the drafted ones.
         stored: earlier texts in which tokens are looked up too.
     """

@@ -109,9 +109,7 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
     """Run a policy over all prompts of a trace, in their order.
 
     Args:
-        trace: dense.
         policy: reset before every prompt; give a new one, as some learn across prompts.
-        costs: to model seconds.
     """
     if not can_replay(trace, policy):
         raise TraceError(

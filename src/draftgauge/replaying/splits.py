@@ -89,10 +89,7 @@ def split_trace(trace: Trace, split: str, least: int = MIN_PROMPTS, why: str = "
     """The prompts of one split (see :func:`splits_of`); all of them for "all".
 
     Args:
-        trace: all recorded prompts.
-        split: name of the split.
         least: prompts that it must have.
-        why: this split is wanted, for the message of an error.
     """
     if split == EVERYTHING:
         return trace
@@ -127,7 +124,6 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
     """What to evaluate on and what to choose the best fixed length on.
 
     Args:
-        trace: all recorded prompts.
         split: to evaluate on. If None, "test" where the prompts name enough of both train and test ones, or where some
             of them are in ``trained_on``; else all prompts.
         trained_on: ``task/identifier`` of the prompts that the policies to be evaluated were fitted on.

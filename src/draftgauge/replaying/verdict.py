@@ -34,7 +34,6 @@ class Verdict:
         prompts: how many this stands on; of a server's counters how many drafts, as ``unit`` says.
         doubt: why the costs are not to be trusted; empty if they are.
         command: that recorded the run, or decoded.
-        live: whether the prompts were decoded with each policy, not replayed.
     """
 
     setting: str

@@ -31,8 +31,6 @@ def fetch_text(url: str, path: str, body: Any = None, seconds: float = SECONDS) 
     Args:
         url: of the server, ``http://host:port``; it may have a path, which comes first, and a query, which comes last.
         path: below it, beginning with a slash.
-        body: JSON value.
-        seconds: for the whole answer.
     """
     address = _address(url, path)
     work = _ask(address, body, seconds)

@@ -23,13 +23,11 @@ def costs_of_steps(
     """Costs of single sequences; lengths between and beyond those served are on lines through their medians.
 
     Args:
-        engine: which.
         plain: seconds of a step without speculation, one for each output.
         steps: fixed length -> seconds of a step that drafts and verifies so many tokens, one for each output.
         draft: seconds of a token of the draft model served by itself, which may take longer than one within a step:
             drafting is at most what a step takes beyond a plain one, and both parts add up to the step. Without it all
             of that counts as drafting, which is right for fixed lengths only.
-        gamma_max: the longest length wanted.
     """
     if not steps:
         raise TraceError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")

@@ -50,7 +50,6 @@ class Counts:
 
     @staticmethod
     def stack(parts: list[Counts]) -> Counts:
-        """Several seeds of the same prompts."""
         return Counts(np.concatenate([p.reached for p in parts]), np.concatenate([p.accepted for p in parts]))
 
     def prompts(self, chosen: NDArray[np.bool_]) -> Counts:
@@ -107,7 +106,6 @@ def interval(counts: Counts, measure: Measure) -> Interval:
 
 
 def alpha_intervals(counts: Counts, resamples: int = RESAMPLES) -> list[Interval]:
-    """The acceptance rate of every depth with its interval."""
     return [_interval_of(column, counts) for column in rates(counts, resamples).T]
 
 

@@ -25,7 +25,6 @@ class EffectTest(NamedTuple):
     Attributes:
         p_value: seeds and prompts as crossed random effects.
         p_seeds: from flipping the signs of the seeds' means; at least ``2 / 2**seeds``.
-        seeds: how many.
     """
 
     estimate: float

@@ -48,7 +48,6 @@ def paired_gain(
     Args:
         tokens, seconds: ``[prompts]``.
         base_tokens, base_seconds: ``[prompts]`` of what it is compared with.
-        resamples: of the interval.
     """
     ratio, resampled = _ratios(tokens, seconds, resamples)
     base, base_resampled = _ratios(base_tokens, base_seconds, resamples)

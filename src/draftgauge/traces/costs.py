@@ -62,8 +62,6 @@ class CostCurve:
             does; drafters that read the target take in every committed token anew.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty if not known.
         pair: fingerprints of target and drafter, ``engine``: of the target; empty if not known.
-        measured: how it was measured; None for a curve from elsewhere.
-        batched: what passes of several requests together take; None where that was not measured.
         experts: of a mixture of experts, how many different ones a layer reads to verify 1, 2, ... tokens, in the mean;
             empty of others, and where that was not counted.
     """
@@ -104,7 +102,6 @@ class CostCurve:
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
             context: context lengths in tokens, broadcast.
-            reads: the signals that the policy reads.
             appended: tokens looked up in the text, which are verified and not drafted, less drafted ones that are not
                 verified; broadcast.
         """
@@ -196,11 +193,7 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: Path) -> CostCurve:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            TraceError: if the file is missing, damaged, or is not a cost curve that could have been measured.
-        """
+        """Read what :meth:`save` wrote."""
         content = ARTEFACT.read(path)
         try:
             curve = from_mapping(cls, {name: value for name, value in content.items() if name != "version"})

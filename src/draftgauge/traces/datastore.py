@@ -89,11 +89,7 @@ class Datastore:
 
     @classmethod
     def load(cls, path: Path, vocabulary: str) -> Datastore:
-        """Read what :meth:`save` wrote, for a reader whose token ids are of a vocabulary.
-
-        Raises:
-            DraftgaugeError: if there is no such file, it is no datastore or damaged, or of another vocabulary.
-        """
+        """Read what :meth:`save` wrote, for a reader whose token ids are of a vocabulary."""
         again = "`draftgauge datastore build` makes one"
         try:
             table = read_parquet(path)

@@ -26,7 +26,6 @@ class EngineCosts:
     written or edited by hand, and so carries no digest.
 
     Attributes:
-        engine: which, e.g. "vllm".
         batches: ``[B]`` sequences that decode together, increasing.
         plain: ``[B]`` seconds of a step without speculation.
         verify: ``[B][K + 1]``; column ``k`` is a step that verifies ``k`` drafted tokens of each sequence, all that the
@@ -34,7 +33,6 @@ class EngineCosts:
         draft: ``[B][K + 1]``; column ``n`` is drafting ``n`` tokens for each sequence.
         drafted_by: "engine", or "draftgauge" where its proposer drafted: policies run only there.
         context: the length of the texts in tokens, 0 if not known.
-        provenance: how it was measured, in words or as a command.
     """
 
     engine: str

@@ -68,8 +68,6 @@ class Manifest:
     Attributes:
         draftgauge, command, created, environment: the version, command line, date (UTC, ISO 8601) and machine.
         target, draft: the models; ``draft`` is None for a drafter without one.
-        gamma_max, max_new_tokens: longest draft and output.
-        complete: whether all prompts are recorded.
         temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding.
         outputs: the answers that were recorded; None where the target decoded.
         tokenizer: folder or id of the tokenizer, where it is not the target's own.

@@ -81,10 +81,7 @@ def make_record(
     """A record from ragged lists: pads them and counts the accepted tokens.
 
     Args:
-        info: the prompt.
         token: ``N`` greedy tokens.
-        drafts: ``N`` lists of 0..gamma_max drafted tokens.
-        gamma_max: width of the padded columns.
         confidence, entropy, margin: as ragged as ``drafts``; by default those of a drafter that is certain (1, 0, 1).
         target_entropy: ``N`` values, by default 0.
         text: ``N`` pieces, by default ``"<token> "``.

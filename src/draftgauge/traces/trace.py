@@ -76,7 +76,6 @@ class Trace:
     """All positions of all prompts, one after the other: ``P`` of them, with drafts of up to ``G = gamma_max`` tokens.
 
     Attributes:
-        prompts: in the order of the rows.
         offsets: ``[prompts + 1]``; prompt ``i`` owns the rows ``offsets[i]:offsets[i + 1]``.
         token: ``[P]`` the target's token at the position.
         target_entropy: ``[P]`` bits, of the distribution that gave ``token``; a step that starts at ``p`` knows only
@@ -87,7 +86,6 @@ class Trace:
         draft_token: ``[P, G]``, -1 where nothing was drafted.
         confidence, entropy, margin: ``[P, G]`` top-1 probability, bits, top-1 minus top-2 probability; NaN likewise.
         max_new_tokens: a live step that starts at ``p`` drafts at most ``max_new_tokens - p - 1``.
-        compression: of the target, by name.
         sampled: of sampled decoding only. The output is then one drawn from the target, and the columns above hold one
             draw of the drafts.
         turns: prompts whose indices agree when divided by it are turns of one conversation.

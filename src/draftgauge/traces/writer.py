@@ -41,9 +41,6 @@ class TraceWriter:
         """Open a new or an interrupted run.
 
         Args:
-            folder: created if need be.
-            manifest: of the run; its ``prompts.count`` says how many prompts are to be recorded.
-            shard_prompts: prompts a shard, at least 1.
             on_warning: told of damaged shards; a Python warning by default.
         """
         assert shard_prompts > 0, shard_prompts

@@ -15,7 +15,6 @@ class Schedule:
     """What happens at which step; steps are counted from 0.
 
     Attributes:
-        steps: in all.
         rate: what the learning rate of every parameter group is multiplied by at a step.
         clip: largest norm of the gradient.
         log_every: steps between rows of the log. The step before a checkpoint ends a row too, so that a checkpoint
@@ -50,10 +49,7 @@ def optimise(
     """Take all steps that are left.
 
     Args:
-        model: what is optimised (its ``parameters()``).
         optimizers: with a state restored, if any; the rates of their groups are those that the schedule multiplies.
-        schedule: of the steps.
-        done: steps that were taken before.
         backward: adds the gradients of a step to the parameters.
         log: told the steps done and the norm of the last gradient before clipping, where a row ends.
         save: told the steps done, where a checkpoint is due.

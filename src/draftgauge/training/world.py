@@ -27,8 +27,6 @@ class World:
     """Which of how many processes this one is.
 
     Attributes:
-        rank: of this process, over all machines.
-        size: number of processes, over all machines.
         local_rank: of this process on its machine: the number of its device.
         local_size: number of processes on its machine.
     """

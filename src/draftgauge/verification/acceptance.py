@@ -67,7 +67,6 @@ def accept_greedy(drafted: Sequence[int], best: Sequence[int]) -> Verdict:
     """:func:`accept` for a greedy target, from its most probable tokens alone, once they have been read.
 
     Args:
-        drafted: ``g`` tokens, possibly none.
         best: ``g + 1`` or more tokens, the argmax of each row of the target's logits.
     """
     accepted = 0

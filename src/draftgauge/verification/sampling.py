@@ -25,9 +25,6 @@ class Sampling:
         temperature: logits are divided by it; 0 is greedy decoding, whatever the other two say.
         top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
         top_p: of those, keep the fewest most probable tokens whose mass reaches ``top_p``; 1 keeps all.
-
-    Raises:
-        DraftgaugeError: if a value is out of its range.
     """
 
     temperature: float = 0.0
@@ -59,12 +56,8 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     the tied token ids takes all; all tokens tied with the ``top_k``-th are kept, and so are all tied at the edge of the
     top-p mass (of these transformers keeps some, by their order in its sort).
 
-    Args:
-        logits: ``[..., V]``.
-        sampling: temperature, top-k and top-p.
-
     Returns:
-        float32 ``[..., V]``, each row summing to 1.
+        float32 ``[..., V]`` of logits of that shape, each row summing to 1.
     """
     logits = logits.float()
     if sampling.greedy:
@@ -109,7 +102,6 @@ def draw(weights: Tensor, generator: Generator | None) -> Tensor:
 
     Args:
         weights: ``[..., V]``, non-negative, not all zero; they need not sum to 1.
-        generator: on the device of the weights.
 
     Returns:
         int64 ``[...]``; ``NOT_FINITE`` for a row with a weight that is not a finite number.
@@ -137,7 +129,6 @@ def check_finite(tokens: Sequence[int], model: str, position: int | None = None)
     """Check tokens that were just read from the device.
 
     Args:
-        tokens: as of :func:`best_tokens` or :func:`draw`.
         model: whose logits they are from, in words.
         position: where in the text the pass began, in tokens, if known.
 
@@ -160,13 +151,8 @@ def flip(chances: Tensor, generator: Generator | None) -> Tensor:
 def choose(logits: Tensor, sampling: Sampling, generator: Generator | None) -> Tensor:
     """The next token of each row: the most probable one if greedy, else drawn.
 
-    Args:
-        logits: ``[..., V]``.
-        sampling: temperature, top-k and top-p.
-        generator: on the device of the logits; unused if greedy.
-
     Returns:
-        int64 ``[...]``; ``NOT_FINITE`` where logits are not finite.
+        int64 ``[...]`` from logits ``[..., V]``; ``NOT_FINITE`` where logits are not finite.
     """
     if sampling.greedy:
         return best_tokens(logits)

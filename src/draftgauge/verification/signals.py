@@ -36,8 +36,6 @@ def read_signals(logits: Tensor, tokens: Tensor, reads: Reads) -> list[tuple[flo
 
     Args:
         logits: ``[n, V]``, ``V`` at least 2.
-        tokens: ``[n]`` int64.
-        reads: by a policy.
     """
     if not reads & DISTRIBUTION:
         return [(math.nan, math.nan, math.nan, token) for token in tokens.tolist()]

@@ -60,9 +60,6 @@ def block_attention(queries: Tensor, context: Context, own: KeysValues, visible:
         own: keys and values ``[B, KV, A b, D]`` of the blocks.
         visible: ``[B, A]`` how many positions of the context each block sees; None for all.
         size: slots of a block, ``b``.
-
-    Returns:
-        ``[B, Q, A b, D]``.
     """
     texts, heads, rows, dim = queries.shape
     key_heads, blocks = own[0].shape[1], rows // size
@@ -90,7 +87,6 @@ class BlockNet(ReuseNet):
     """A block-wise drafter of any design but ``cross``.
 
     Attributes:
-        layers: its decoder layers.
         mask: ``[1, H]``, the learned input of every slot but the first.
         markov: maps the embedding of the token before a slot to a bias of its logits; None where the configuration has
             no such head.

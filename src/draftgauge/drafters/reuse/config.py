@@ -57,7 +57,7 @@ BLOCK_SIZES, MOST_BLOCK_LAYERS = range(4, 17), 5
 WARM_START = "hidden"  # the design that others start from
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReuseConfig:
     """A drafter that reuses the target's hidden states, its KV cache, both or neither (KVShot, arXiv 2604.26412).
 
@@ -67,20 +67,13 @@ class ReuseConfig:
         injection: how the keys and values of several target layers enter, one of ``INJECTIONS``.
         hidden_layers: target decoder layers whose hidden states are read, from 0; empty where none are.
         kv_layers: target decoder layers whose keys and values are read, likewise.
-        hidden_size, query_heads, kv_heads, head_dim: the target's.
-        intermediate_size: width of the drafter's SwiGLU.
         vocabulary: the target's number of logits.
         draft_vocabulary: tokens that the drafter can propose; 0 for all.
-        rms_norm_eps: of every norm.
-        rope: the target's ``rope_parameters``.
         rope_kind: which of the target's rotary embeddings, in families that have one for each kind of layer; else
             empty.
-        context: longest sequence of the target.
         embedding_scale: what the family multiplies token embeddings by.
-        target_family: its ``model_type``.
         target_fingerprint: which target it was trained for, see
             :func:`~draftgauge.drafters.reuse.persistence.target_fingerprint`.
-        target_source: where that target came from, for people.
         norm_before_fc: normalise the hidden states of every tapped layer before they are fused. Their scale grows from
             layer to layer, up to hundreds of times that of a token's embedding.
         norm_before_residual: normalise the fused states, and later the drafter's own, before they become the block's
@@ -95,8 +88,8 @@ class ReuseConfig:
     """
 
     design: str
-    layers: int
-    injection: str
+    layers: int = 1
+    injection: str = "project-rope"
     hidden_layers: tuple[int, ...]
     kv_layers: tuple[int, ...]
     hidden_size: int
@@ -105,15 +98,15 @@ class ReuseConfig:
     head_dim: int
     intermediate_size: int
     vocabulary: int
-    draft_vocabulary: int
+    draft_vocabulary: int = 0
     rms_norm_eps: float
     rope: Mapping[str, Any]
     rope_kind: str
     context: int
     embedding_scale: float
     target_family: str
-    target_fingerprint: str
-    target_source: str
+    target_fingerprint: str = ""
+    target_source: str = ""
     norm_before_fc: bool = True
     norm_before_residual: bool = True
     norm_output: bool = True
@@ -180,26 +173,15 @@ def reuse_config(
     target_config: PreTrainedConfig,
     design: str,
     *,
-    layers: int = 1,
-    injection: str = "project-rope",
     taps: Sequence[int] | TapRule | None = None,
     intermediate_size: int | None = None,
-    draft_vocabulary: int = 0,
-    target_fingerprint: str = "",
-    target_source: str = "",
-    norm_before_fc: bool = True,
-    norm_before_residual: bool = True,
-    norm_output: bool = True,
-    block: int = 0,
-    markov_rank: int = 0,
-    confidence_head: bool = False,
+    **choices: Any,
 ) -> ReuseConfig:
-    """The configuration of a drafter for a target; see :class:`ReuseConfig` for what is not below.
+    """The configuration of a drafter for a target.
 
     Args:
-        target_config: of the target model.
         taps: target layers to read, from 0, or a rule, see :func:`~draftgauge.models.tap_plan.tap_plan`.
-        intermediate_size: width of the SwiGLU; the target's by default.
+        choices: fields of :class:`ReuseConfig` that the target does not decide.
     """
     _check_choice("design", design, tuple(DESIGNS))
     text = target_config.get_text_config()
@@ -209,8 +191,6 @@ def reuse_config(
     rope_kind = "" if one_kind else "full_attention"  # keys and values are tapped in layers of this kind only
     return ReuseConfig(
         design=design,
-        layers=layers,
-        injection=injection,
         hidden_layers=plan.hidden_layers,
         kv_layers=plan.kv_layers,
         hidden_size=text.hidden_size,
@@ -219,21 +199,13 @@ def reuse_config(
         head_dim=head_dim(text),
         intermediate_size=text.intermediate_size if intermediate_size is None else intermediate_size,
         vocabulary=text.vocab_size,
-        draft_vocabulary=draft_vocabulary,
         rms_norm_eps=text.rms_norm_eps,
         rope=rope,
         rope_kind=rope_kind,
         context=text.max_position_embeddings,
         embedding_scale=text.hidden_size**0.5 if text.model_type.startswith("gemma") else 1.0,
         target_family=text.model_type,
-        target_fingerprint=target_fingerprint,
-        target_source=target_source,
-        norm_before_fc=norm_before_fc,
-        norm_before_residual=norm_before_residual,
-        norm_output=norm_output,
-        block=block,
-        markov_rank=markov_rank,
-        confidence_head=confidence_head,
+        **choices,
     )
 
 

@@ -39,7 +39,6 @@ def take_in(
     """Add anchors and run depth 0 of the last one.
 
     Args:
-        net: the drafter.
         state: after the anchors so far; the chain that was drafted from them is dropped.
         tokens: ``[n]``, the token *after* each new anchor; the last of them is the last committed token.
         hidden: ``[n, S, H]`` of the new anchors, for the designs that read hidden states.
@@ -154,9 +153,7 @@ class ChainState:
 
     Attributes:
         prefix: of the committed text.
-        anchors: number of anchors.
         depth: tokens of this chain so far, the last committed one among them: the next depth.
-        memories: of each layer.
         stream: states of the last depth ``[1, N, H]``.
     """
 

@@ -26,7 +26,6 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
     """Softmax attention of every row over the shared keys and its own, ``[B, Q, R, D]``.
 
     Args:
-        queries: ``[B, Q, R, D]``.
         shared: keys and values ``[B, KV, L, D]``, or None.
         own: keys and values ``[B, KV, R, D]`` for every depth; row ``r`` sees only theirs at ``r``.
         causal: the rows are the last of the ``L``, and each sees no shared keys after it.

@@ -30,8 +30,6 @@ class ReuseNet(nn.Module):
     trained.
 
     Attributes:
-        config: what it is made of.
-        traits: of its design.
         d2t: ``[V]`` target id of every draft id, None without a draft vocabulary.
         t2d: ``[vocabulary]`` draft id of every target id, -1 where there is none; None without a draft vocabulary.
     """

@@ -30,7 +30,6 @@ class Steps:
         gamma: draft length of the step's run; ``drafted`` is what the step really drafted, fewer where a run ends.
         accepted: drafted tokens that the target accepted; ``rate`` that over drafted, as published.
         signals: ``[S, 4]`` of the step's draft tokens, columns as in :data:`SIGNALS`; entropies in bits.
-        run: index of the step's run.
     """
 
     compression: Ints
