@@ -49,7 +49,7 @@ def prompts() -> list[list[int]]:
 
 
 def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[int]], tmp_path: Path) -> None:
-    target, draft = load_model("reference", device="cpu"), load_model("reference", device="cpu", part="draft")
+    target, draft = load_model("reference", device="cpu"), load_model("reference/draft", device="cpu")
     ends = end_tokens(target, load_tokenizer("reference"))
     settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=ends)
     options = ("--spec-type", "draft-simple", "--spec-draft-model", str(files["draft"]))

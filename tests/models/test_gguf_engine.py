@@ -56,7 +56,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize("part", ["target", "draft"])
 def test_logits_are_those_of_transformers(files: dict[str, Path], prompts: list[list[int]], part: str) -> None:
-    ours, theirs = GgufModel(files[part]), load_model("reference", part=part)
+    ours, theirs = GgufModel(files[part]), load_model(f"reference/{part}")
     for tokens in prompts:
         text = torch.tensor(tokens)
         ours.reset()
@@ -128,7 +128,7 @@ def test_many_sessions_leave_no_cells_taken(files: dict[str, Path], prompts: lis
 
 
 def test_dense_drafts_are_those_of_the_lean_engine(files: dict[str, Path], prompts: list[list[int]]) -> None:
-    ours, lean = GgufModel(files["draft"]), load_model("reference", part="draft")
+    ours, lean = GgufModel(files["draft"]), load_model("reference/draft")
     target = load_model("reference")
     settings = DecodingSettings(max_new_tokens=80)
     for tokens in prompts:

@@ -60,7 +60,7 @@ def test_a_folder_without_a_tokenizer_says_so(folder: Path, tmp_path: Path) -> N
     ):
         load_tokenizer(tmp_path / "bare")
     with pytest.raises(ModelError, match=r"there$"):
-        load_tokenizer(tmp_path / "bare", part="draft")
+        load_tokenizer(tmp_path / "bare", role="draft")
 
 
 def test_unknown_engine(folder: Path) -> None:

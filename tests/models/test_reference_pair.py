@@ -68,7 +68,7 @@ def test_templates_of_prompts_are_of_their_split_alone() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_speculation_is_lossless_and_pays(target: CachedModel, task: str) -> None:
-    draft, tokenizer = load_model("reference", device="cpu", part="draft"), load_tokenizer("reference")
+    draft, tokenizer = load_model("reference/draft", device="cpu"), load_tokenizer("reference")
     settings = DecodingSettings(max_new_tokens=200, end_tokens=end_tokens(target, tokenizer))
     drafter = LanguageModelDrafter(draft, settings.end_tokens)
     steps = tokens = 0

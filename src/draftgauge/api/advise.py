@@ -25,7 +25,7 @@ from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, wa
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import make_policy
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.simulate import can_replay, replay_lengths
@@ -151,17 +151,17 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
     drafted_by = None if measured is None else measured.drafted_by
     target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
-    tokenizer = manifest.tokenizer
+    tokenizer = manifest.tokenizer or ""
     if engine.name not in OWN:  # which do not know the bundled models by name
-        target, draft = str(resolve_source(target)), str(resolve_source(draft, "draft"))
-        tokenizer = tokenizer and str(resolve_source(tokenizer))
+        draft = f"{REFERENCE}/draft" if draft == REFERENCE else draft
+        target, draft, tokenizer = (str(resolve_source(name)) for name in (target, draft, tokenizer))
     deployment = Deployment(
         target=target,
         draft=draft,
         drafter=manifest.drafter,
         gamma_max=trace.gamma_max,
         costs=str(path),
-        tokenizer=tokenizer,
+        tokenizer=tokenizer or None,
         proposer=drafted_by == BY_DRAFTGAUGE,
         options=recorded_with(manifest),
     )

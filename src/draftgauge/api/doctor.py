@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
-from draftgauge.api.pair import drafter_of, load_pair_of, target_folder, target_of
+from draftgauge.api.pair import drafter_of, load_pair_of, target_of
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import DoctorRequest, PairSpec, ProfileRequest
 from draftgauge.api.runs import Warn, warn
@@ -94,13 +94,13 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
 
 def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) -> Evidence:
     """What the files of a pair say of it, before any weights are loaded."""
-    folder, trusted = target_folder(spec), spec.loading.trust_remote_code
+    folder, trusted = target_of(spec), spec.loading.trust_remote_code
     tokenizer = load_tokenizer(spec.loading.tokenizer or folder, trusted)
     evidence = Evidence(target, kind, tokenizer)
     if source is None:
         return evidence
     if drafter_kind(kind) is LanguageModelSource and not is_gguf(source):
-        theirs = load_tokenizer(source, trusted, part="draft")
+        theirs = load_tokenizer(source, trusted, role="draft")
         held = (quantisation_method(folder) or UNCOMPRESSED, quantisation_method(source) or UNCOMPRESSED)
         return replace(evidence, draft_tokenizer=theirs, compression=held)
     if kind == CHECKPOINT:

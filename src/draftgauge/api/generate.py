@@ -68,7 +68,7 @@ def generate(
     store = None
     if request.datastore is not None:
         store = open_store(request.datastore, vocabulary_digest(pair.tokenizer))
-    asked = sampled(request.sampling, pair.folder)
+    asked = sampled(request.sampling, pair.target_name)
     sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
     generator = None
     if not sampling.greedy:

@@ -24,7 +24,7 @@ from draftgauge.models.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.loading import end_tokens, fingerprint, load_model, load_tokenizer, quantisation_method
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
-from draftgauge.models.reference import REFERENCE, resolve_source
+from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.traces.manifest import Manifest
 from draftgauge.verification import Sampling
@@ -37,16 +37,15 @@ class Pair:
     """A loaded target with its tokenizer, and what drafts for it.
 
     Attributes:
-        sources: what was asked for: ``{"target", "draft"}``, the latter None for a kind that takes no source.
-        folder: of the target, or its hub id.
+        target_name, draft_name: what was asked for; the latter None for a kind that takes no source.
     """
 
     target: CachedModel
     draft_source: DraftSource
     tokenizer: PreTrainedTokenizerBase
     end_tokens: frozenset[int]
-    sources: dict[str, str | None]
-    folder: str
+    target_name: str
+    draft_name: str | None
     compression: str
     taps: Taps | None = None
 
@@ -76,7 +75,7 @@ class Pair:
         return encoder_of(self.target, self.tokenizer, self.context)
 
     def fingerprints(self) -> dict[str, str | None]:
-        return {"target": fingerprint(self.folder), "draft": self.draft_source.fingerprint()}
+        return {"target": fingerprint(self.target_name), "draft": self.draft_source.fingerprint()}
 
 
 @verb(PairSpec)
@@ -94,17 +93,16 @@ def load_pair(spec: PairSpec) -> Pair:
     name, source = drafter_of(spec)
     kind = drafter_kind(name)
     options = LoadOptions(compression, loading.draft_device, engine, trusted, loading.allow_pickle)
-    target = str(target_folder(spec))
+    target = target_of(spec)
     tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
     if is_gguf(target):
         check_gguf_vocabulary(tokenizer, Path(target), "target")
     kind.check(source, tokenizer, options)
-    model = load_model(target, compression, spec.machine.device, engine, trusted, "target", loading.device_map)
+    model = load_model(target, compression, spec.machine.device, engine, trusted, loading.device_map)
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
-    draft = spec.drafter if str(source) == spec.drafter else spec.draft
-    sources = {"target": target_of(spec), "draft": None if source is None else draft}
-    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), sources, target, compression, taps)
+    draft = None if source is None else spec.drafter if str(source) == spec.drafter else spec.draft
+    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, draft, compression, taps)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
@@ -131,7 +129,7 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
 
 
 def labelled(spec: PairSpec) -> PairSpec:
-    target = target_folder(spec)
+    target = target_of(spec)
     method = quantisation_method(target)
     return replace(spec, compression=tuple(label_of(name, method, target) for name in spec.compression))
 
@@ -146,10 +144,6 @@ def sampled(asked: SamplingSpec, target: str | Path) -> SamplingSpec:
 def target_of(spec: PairSpec) -> str:
     name, source = drafter_of(spec)
     return spec.target or drafter_kind(name).trained_for(source) or REFERENCE
-
-
-def target_folder(spec: PairSpec) -> str | Path:
-    return resolve_source(target_of(spec))
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:

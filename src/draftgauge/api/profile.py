@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampled, target_folder
+from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampled, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
@@ -62,9 +62,7 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
         Rows as :func:`profile_rows` describes; ``run`` names the folder of each run. Of a plan, as
         :func:`~draftgauge.api.profile_estimate.estimate_rows`.
     """
-    request = replace(
-        request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_folder(request.pair))
-    )
+    request = replace(request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_of(request.pair)))
     _check_recordable(request)
     if request.plan:
         return estimate_rows(request)
@@ -151,7 +149,7 @@ def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
     trusted = request.pair.loading.trust_remote_code
     later = [name for name in request.pair.compression if name in QUANTISED and name != pair.compression]
     if later and pair.target.module is not None:  # a GGUF file has none
-        config = read_configuration(pair.folder, trusted)
+        config = read_configuration(pair.target_name, trusted)
         for name in later:
             check_quantises(config, name, pair.target.spec.device, trusted)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from draftgauge.api.pair import drafter_of, target_folder
+from draftgauge.api.pair import drafter_of, target_of
 from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
@@ -36,7 +36,7 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     ``memory_gib`` (their sum) and ``free_gib`` of the device, None if unknown; ``disk_gib``, at most, and
     ``free_disk_gib``; ``fits``.
     """
-    target, (name, source) = target_folder(request.pair), drafter_of(request.pair)
+    target, (name, source) = target_of(request.pair), drafter_of(request.pair)
     trusted = request.pair.loading.trust_remote_code
     models = [on_meta(read_configuration(target, trusted), trusted)]
     if issubclass(drafter_kind(name), LanguageModelSource) and source is not None:

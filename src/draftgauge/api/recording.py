@@ -53,10 +53,10 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         outputs = OutputsEntry(str(request.outputs), file_sha256(request.outputs))
 
     def entry(role: str, model: Any, attention: str, compression: str) -> ModelEntry:
-        source, fingerprint = pair.sources[role], fingerprints[role]
+        source, fingerprint = pair.target_name if role == "target" else pair.draft_name, fingerprints[role]
         assert source is not None
         assert fingerprint is not None
-        loaded = (pair.folder, "target")  # drafters without a model of their own use the target's dtype
+        loaded = (pair.target_name, "target")  # drafters without a model of their own use the target's dtype
         if role == "draft" and isinstance(pair.draft_source, LanguageModelSource):
             loaded = (str(pair.draft_source.source), "draft")
         dtype = str(planned_dtype(loaded[0], compression, device, loaded[1])).removeprefix("torch.")
@@ -64,7 +64,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
 
     def manifest(compression: str) -> Manifest:
         draft = None
-        if pair.sources["draft"] is not None:
+        if pair.draft_name is not None:
             attention = "" if pair.draft is None else pair.draft.spec.attention
             draft = entry("draft", pair.draft_source, attention, draft_compression(compression))
         return Manifest(

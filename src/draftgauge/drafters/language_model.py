@@ -19,7 +19,7 @@ from draftgauge.models.device import generator_on, upload
 from draftgauge.models.gguf import GGUF_ENGINES
 from draftgauge.models.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.loading import check_same_vocabulary, fingerprint, load_model, load_tokenizer
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps
 from draftgauge.verification import Sampling
 
@@ -138,7 +138,7 @@ class LanguageModelSource(DraftSource):
     def resolve(cls, source: Source) -> Source:
         if source is None:
             raise DraftgaugeError("drafter language_model needs a draft model: name one, or choose prompt_lookup")
-        return resolve_source(source, "draft")
+        return f"{REFERENCE}/draft" if source == REFERENCE else source
 
     @classmethod
     def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
@@ -146,7 +146,7 @@ class LanguageModelSource(DraftSource):
         if is_gguf(source):
             check_gguf_vocabulary(tokenizer, Path(source), "draft")
             return
-        check_same_vocabulary(tokenizer, load_tokenizer(source, options.trust_remote_code, part="draft"))
+        check_same_vocabulary(tokenizer, load_tokenizer(source, options.trust_remote_code, role="draft"))
 
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> LanguageModelSource:
@@ -154,7 +154,7 @@ class LanguageModelSource(DraftSource):
         held, device = draft_compression(options.compression), options.device or target.spec.device
         of_files = options.engine in GGUF_ENGINES  # the engine of the target's file says nothing of a draft in a folder
         engine = "auto" if of_files and not is_gguf(source) else options.engine
-        return cls(source, load_model(source, held, device, engine, options.trust_remote_code, part="draft"))
+        return cls(source, load_model(source, held, device, engine, options.trust_remote_code))
 
     def drafter(
         self,

@@ -208,7 +208,7 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
     vocabulary = int(model_config.get_vocab_size())
     if name == LANGUAGE_MODEL:
         assert source is not None
-        model = load_model(source, loading.compression, device, part="draft")
+        model = load_model(source, loading.compression, device)
         if isinstance(model, LeanModel):  # also of fixed shapes, which hold one text
             lean = model if type(model) is LeanModel else LeanModel(model.module)
             return LanguageModelRows(lean, end_tokens, vocabulary)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.folder import INDEX
+from draftgauge.models.folder import INDEX, model_folder
 from draftgauge.models.gguf_library import is_gguf
 
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
@@ -86,6 +86,8 @@ def _places(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _folder(source: str | Path) -> Path:
+    if not Path(source).is_dir():
+        source = model_folder(source)
     if Path(source).is_dir():
         return Path(source)
     try:

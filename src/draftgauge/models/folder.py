@@ -19,9 +19,9 @@ _POINTER = b"version https://git-lfs"
 _READ_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
-def model_folder(source: str | Path, part: str = "target") -> str | Path:
-    """The folder or hub id of a model; ``reference`` is this part of the bundled pair."""
-    source = resolve_source(source, part)
+def model_folder(source: str | Path) -> str | Path:
+    """The folder or hub id of a model."""
+    source = resolve_source(source)
     looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") > 1
     folder = Path(source)
     if not folder.is_dir():

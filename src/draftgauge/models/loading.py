@@ -66,7 +66,6 @@ def load_model(
     device: str | torch.device | None = None,
     engine: str = "auto",
     trust_remote_code: bool = False,
-    part: str = "target",
     device_map: str | None = None,
 ) -> CachedModel:
     """Load a causal language model with an empty cache.
@@ -87,7 +86,7 @@ def load_model(
         )
     chosen = choose_device(device)
     check_device_map(device_map, device)
-    path = model_folder(source, part)
+    path = model_folder(source)
     declared = _declared(path)
     method = method_of(declared, source)
     label = label_of(compression, method, source)
@@ -157,8 +156,8 @@ def quantisation_method(source: str | Path) -> str | None:
     return None if is_gguf(source) else method_of(_declared(source), source)
 
 
-def planned_dtype(source: str | Path, compression: str, device: torch.device, part: str = "target") -> torch.dtype:
-    held = compression if part == "target" else draft_compression(compression)
+def planned_dtype(source: str | Path, compression: str, device: torch.device, role: str = "target") -> torch.dtype:
+    held = compression if role == "target" else draft_compression(compression)
     if is_gguf(source):
         return torch.float32
     return activation_dtype(held, device, _dtype_of(_declared(source)))
@@ -231,16 +230,16 @@ def _choose_engine(model: PreTrainedModel) -> str:
 
 
 def load_tokenizer(
-    source: str | Path, trust_remote_code: bool = False, part: str = "target"
+    source: str | Path, trust_remote_code: bool = False, role: str = "target"
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; that of a GGUF file from the file itself."""
     if is_gguf(source):
         return _gguf_tokenizer(Path(source))
-    path = model_folder(source, part)
+    path = model_folder(source)
     folder = Path(path)
     if (folder / "config.json").is_file() and not any(list(folder.glob(name)) for name in OF_TOKENIZERS):
         # transformers makes an empty one for some families
-        own = " (or --tokenizer FOLDER)" if part == "target" else ""
+        own = " (or --tokenizer FOLDER)" if role == "target" else ""
         raise ModelError(
             f"{source} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of its family there{own}"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import GenerationConfig
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.folder import model_folder
 from draftgauge.models.gguf_library import is_gguf
 from draftgauge.verification import Sampling
 
@@ -35,7 +36,7 @@ def own_sampling(source: str | Path) -> Sampling:
     if is_gguf(source):
         raise ModelError(f"{source} is a GGUF file and says nothing of sampling: give temperature, top_k and top_p")
     try:
-        own = GenerationConfig.from_pretrained(str(source))
+        own = GenerationConfig.from_pretrained(str(model_folder(source)))
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{source} comes without sampling defaults (generation_config.json): give temperature, top_k and top_p"

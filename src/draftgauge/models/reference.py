@@ -28,9 +28,7 @@ def bundled_questions() -> list[list[dict[str, str]]]:
     return [json.loads(line)["messages"] for line in lzma.decompress(QUESTIONS_FILE.read_bytes()).splitlines()]
 
 
-def resolve_source(source: str | Path, part: str = "target") -> str | Path:
-    if source == REFERENCE:
-        return reference_path(part)
-    if isinstance(source, str) and source.startswith(f"{REFERENCE}/"):
-        return reference_path(source.removeprefix(f"{REFERENCE}/"))
-    return source
+def resolve_source(source: str | Path) -> str | Path:
+    """A source with the bundled pair's names, ``reference`` (the target) or ``reference/<part>``, as folders."""
+    name, _, part = str(source).partition("/")
+    return reference_path(part or "target") if name == REFERENCE and isinstance(source, str) else source
