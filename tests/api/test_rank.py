@@ -13,8 +13,9 @@ import draftgauge as dg
 from command_line import draftgauge
 from draftgauge.api import profile as module
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.registry import NO_DRAFT
 from draftgauge.replaying.evaluate import best_fixed_gamma
-from draftgauge.replaying.ranking import NO_DRAFTER, on_one_target, rank_rows
+from draftgauge.replaying.ranking import on_one_target, rank_rows
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.traces.reader import read_trace
 from linear_costs import curve
@@ -64,8 +65,8 @@ def test_rows_go_from_the_fastest_to_the_slowest_for_all_prompts_and_each_task(r
     assert whole[0]["gain"] == 0
     assert all(row["gain"] <= 0 for row in whole)
     assert {row["task"] for row in rows} == {"all", "even", "odd"}
-    assert sum(row["prompts"] for row in rows if row["drafter"] == NO_DRAFTER) == 2 * whole[0]["prompts"]
-    plain = next(row for row in whole if row["drafter"] == NO_DRAFTER)
+    assert sum(row["prompts"] for row in rows if row["drafter"] == NO_DRAFT) == 2 * whole[0]["prompts"]
+    plain = next(row for row in whole if row["drafter"] == NO_DRAFT)
     assert plain["ratio_to_plain"] == pytest.approx(1)
     assert plain["tokens_per_step"] == 1
     for row in whole:  # one target for all: ratios to plain decoding are those of the speeds

@@ -24,8 +24,9 @@ from draftgauge.models.device import release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.reference import REFERENCE
+from draftgauge.policies.registry import NO_DRAFT
 from draftgauge.replaying.evaluate import ALL_TASKS
-from draftgauge.replaying.ranking import NO_DRAFTER, on_one_target, rank_rows
+from draftgauge.replaying.ranking import on_one_target, rank_rows
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.engine_costs import read_costs
@@ -71,7 +72,7 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
             on_warning(f"{drafter} is left out: {error}")
     rows = [] if not runs else rank_rows(_comparable(runs, given, on_warning))
     for row in rows:
-        row["run"] = None if row["drafter"] == NO_DRAFTER else str(runs[row["drafter"]])
+        row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
         row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
         if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
             row |= _live(request, row, progress)

@@ -22,7 +22,6 @@ from draftgauge.traces.build import conversations, select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-NO_DRAFTER = "none"  # plain decoding
 CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
 Mask = NDArray[np.bool_]
 
@@ -43,7 +42,7 @@ class Ranked(NamedTuple):
 
 
 def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
-    """Drafters from the fastest to the slowest, plain decoding ("none") among them.
+    """Drafters from the fastest to the slowest, plain decoding ("no-draft") among them.
 
     The setting of each is that of the verdict on its run (:func:`~draftgauge.replaying.verdict.recommended`).
 
@@ -56,7 +55,7 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
         are 95%, resampled by prompt, the turns of a conversation together.
     """
     ranked = {name: _at_best(*of) for name, of in recorded.items()}
-    ranked[NO_DRAFTER] = _plain(next(iter(ranked.values())))
+    ranked[NO_DRAFT] = _plain(next(iter(ranked.values())))
     order = sorted(ranked, key=lambda name: -ranked[name].speed)
     return [
         _row(name, order.index(name) + 1, of, ranked[order[0]], group, mask)
@@ -140,7 +139,7 @@ def _row(
 
     tokens, seconds = summed(of.tokens), summed(of.seconds)
     gain = paired_gain(tokens, seconds, summed(first.tokens), summed(first.seconds))
-    depths = [] if name == NO_DRAFTER else acceptance_by_depth(select(of.trace, mask), resamples=1)
+    depths = [] if name == NO_DRAFT else acceptance_by_depth(select(of.trace, mask), resamples=1)
     alphas = {f"alpha_{row['depth']}": row["rate"] for row in depths if row["task"] == ALL_TASKS}
     return {
         "drafter": name,
@@ -154,7 +153,7 @@ def _row(
         **columns("gain", gain),
         "p_value": gain.p_value,
         "level": bool(gain.high >= 0),
-        "cost_ratio": None if name == NO_DRAFTER else of.costs.cost_ratio(),
-        "cost_doubt": None if name == NO_DRAFTER else of.costs.doubt() or None,
+        "cost_ratio": None if name == NO_DRAFT else of.costs.cost_ratio(),
+        "cost_doubt": None if name == NO_DRAFT else of.costs.doubt() or None,
         **alphas,
     }
