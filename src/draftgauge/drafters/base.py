@@ -24,10 +24,11 @@ class Draft(NamedTuple):
             (one-hot then).
         signals: one per drafted token; empty if the drafter was not asked after each token.
         appended: how many of the tokens, the last ones, a policy looked up in the text
-            (:class:`~draftgauge.policies.base.Extends`); they have neither distribution nor signal. 0 in what drafters
-            propose.
-        dropped: how many drafted tokens a policy left out (:class:`~draftgauge.policies.base.DropsLast`): they are not
-            among ``tokens``, but have a signal. 0 in what drafters propose.
+            (:class:`~draftgauge.policies.base.Extends`); they have neither distribution nor signal.
+        dropped: how many drafted tokens a policy dropped (:class:`~draftgauge.policies.base.DropsLast`): they are no
+            longer among ``tokens``, but have a signal.
+
+    A drafter itself returns 0 for ``appended`` and ``dropped``.
     """
 
     tokens: list[int]
@@ -42,13 +43,12 @@ class Draft(NamedTuple):
 
     @property
     def drafted(self) -> int:
-        """Tokens that the drafter drafted, those left out included."""
+        """Tokens that the drafter drafted, dropped ones included."""
         return self.kept + self.dropped
 
 
 class UnreadDraft(NamedTuple):
-    """Proposed tokens ``[g]`` int64, at least one, that only the device knows; what follows an end token counts for
-    nothing.
+    """Proposed tokens ``[g]`` int64, at least one, still on the device; those after an end token are ignored.
 
     ``probabilities`` are as of :class:`Draft`, ``[g, vocabulary]``.
     """
@@ -67,40 +67,39 @@ class Drafter(Protocol):
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens after the committed text, fewer after an end token.
 
-        ``keep_drafting`` is asked after each token but the last possible one; None drafts to the limit and makes no
-        signals, which saves their cost and, on an accelerator, a wait for each token. Signals hold what is in
-        ``reads``; the rest is NaN, and -1 for the token.
+        ``keep_drafting`` is asked after each token except the last possible one. With None the draft goes up to the
+        limit and has no signals, which saves computing them and, on an accelerator, waiting for each token. Signals
+        hold what ``reads`` names; other values are NaN, and -1 for the token.
         """
         ...
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        """The step committed ``tokens``: ``accepted`` of the proposal, then appended ones and the target's own."""
+        """The step committed ``tokens``: ``accepted`` drafted ones, then looked-up ones and the target's own."""
         ...
 
 
 @runtime_checkable
 class DraftsUnread(Protocol):
-    """A drafter whose tokens can stay on the device until the step is over, where no policy looks at them."""
+    """A drafter whose tokens can stay on the device until the step is over, if no policy reads their signals."""
 
     def propose_unread(self, limit: int) -> UnreadDraft | None:
-        """Draft ``limit`` tokens; None where ``propose`` is the better way."""
+        """Draft ``limit`` tokens; None where ``propose`` must be called instead."""
         ...
 
 
 @runtime_checkable
 class CatchesUp(Protocol):
-    """A drafter whose proposals first take in the committed tokens that it has not seen, and cost more the more there
-    are.
+    """A drafter that must process the committed tokens it has not seen yet (its backlog) before it can propose.
 
-    Their number follows from the steps before, so that replay can charge for it.
+    The backlog follows from the steps before, so replay can charge for it.
     """
 
     def keeps_drafted(self) -> bool:
-        """Whether accepted tokens that it has taken in while drafting are kept, not taken in anew."""
+        """Whether accepted tokens stay in its cache from drafting, and are not processed again."""
         ...
 
     def backlog(self) -> int:
-        """Committed tokens that the next proposal takes in first."""
+        """Committed tokens that it must process before the next proposal."""
         ...
 
 
@@ -110,14 +109,14 @@ class RunsModel(Protocol):
 
 
 def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
-    """A draft as the target is to verify it: without its last token where the policy drops it
-    (:class:`~draftgauge.policies.base.DropsLast`), and with what it looks up in the text
+    """The draft that the target verifies: without its last token if the policy drops it
+    (:class:`~draftgauge.policies.base.DropsLast`), and with the tokens that the policy looks up in the text
     (:class:`~draftgauge.policies.base.Extends`).
 
-    The policy was asked about the first ``asked`` signals while drafting; ``room`` tokens may be proposed in all.
+    The policy has seen the first ``asked`` signals while drafting; at most ``room`` tokens may be proposed in all.
     """
     for signal in draft.signals[asked:]:
-        policy.keep_drafting(signal)  # drafting ended by itself; the policy is to know with which token
+        policy.keep_drafting(signal)  # the drafter ended the draft; the policy still sees its last token
     tokens = draft.tokens
     drops = isinstance(policy, DropsLast) and bool(tokens) and draft.probabilities is None and policy.drops_last()
     kept = tokens[:-1] if drops else tokens

@@ -1,9 +1,9 @@
 """Drafts from every position of a known output: from all positions together, or one by one as a live run would.
 
-Row ``p`` drafts the continuation of prompt and ``output[:p]``. Where the first token drafted at ``p`` is ``output[p]``,
-the rest of that draft is what row ``p + 1`` drafts, so only rows whose first token departs from the output need a
-branch of their own. Along a sampled output, every position gets its chances of acceptance
-(:mod:`draftgauge.traces.sampled`) and one draft that begins with a token that the target would refuse.
+Row ``p`` drafts the continuation of prompt and ``output[:p]``. If the first token drafted at ``p`` equals
+``output[p]``, the rest of that draft is the draft of row ``p + 1``, so only rows whose first token differs from the
+output need a branch of their own. Along a sampled output, every position gets its acceptance probabilities
+(:mod:`draftgauge.traces.sampled`) and one draft that begins with a token that the target would reject.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DenseDrafts:
 
 @runtime_checkable
 class DraftsEverywhere(Drafter, Protocol):
-    """A drafter that drafts from all positions of a text faster together than from one after the other."""
+    """A drafter that can draft from all positions of a text together, faster than from one after the other."""
 
     def draft_everywhere(
         self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
@@ -57,10 +57,9 @@ class DraftsEverywhere(Drafter, Protocol):
 def draft_everywhere(
     drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
 ) -> DenseDrafts:
-    """Greedy drafts from every position of an output, the fast way where the drafter has one. Row ``p`` drafts what
-    follows the prompt and ``output[:p]``.
+    """Greedy drafts from every position of an output, from all positions together if the drafter can.
 
-    A drafter that reads its target finds there what the target has last decoded, which must be this text.
+    A drafter that reads its target's states needs this text to be the last one that the target has processed.
     """
     if isinstance(drafter, DraftsEverywhere):
         return drafter.draft_everywhere(prompt_tokens, output, gamma_max, vocabulary)
@@ -78,15 +77,15 @@ def draft_densely(
 ) -> DenseDrafts:
     """Greedy drafts of a language model from every position of an output, all positions together.
 
-    One pass takes in prompt and output; then every branch grows by one token in each of ``gamma_max - 1`` passes.
-    Drafts are shorter where an end token came or the draft model's context ends.
+    One pass processes prompt and output; then every branch grows by one token in each of ``gamma_max - 1`` passes.
+    Drafts are shorter where an end token comes or the draft model's context ends.
 
     Args:
         output: ``N`` tokens; an end token can only be the last.
-        vocabulary: number of the target's logits, to which the draft's are cut.
+        vocabulary: number of the target's logits; further logits of the draft model are ignored.
     """
     positions = len(output)
-    # Drafts that are right up to the end of the output go on with row N.
+    # Drafts that equal the output up to its end continue with row N.
     rows = min(positions + 1, model.spec.context - len(prompt_tokens) + 1)
     drafts = DenseDrafts.empty(positions, gamma_max)
     if rows <= 0:
@@ -99,10 +98,10 @@ def draft_densely(
 
     first = own.tokens[:, 0]
     ended = np.isin(first, list(end_tokens))
-    goes_on = np.zeros(rows, np.bool_)  # into the next row, which has the same text before it
+    goes_on = np.zeros(rows, np.bool_)  # with the draft of the next row, whose text it shares
     goes_on[:-1] = (first[:-1] == np.asarray(output[: rows - 1])) & ~ended[:-1]
     limits = np.minimum(gamma_max, model.spec.context - len(prompt_tokens) - np.arange(rows) + 1)
-    if rows > positions:  # row N is drafted for others alone, which have one token of their own before it
+    if rows > positions:  # row N only continues other rows, which have at least one token before it
         limits[positions] = min(limits[positions], gamma_max - 1) if goes_on[positions - 1] else 1
     branching = np.flatnonzero(~goes_on & ~ended & (limits > 1))
     for chunk in branch_chunks(model, branching):
@@ -121,7 +120,7 @@ def draft_densely(
 def draft_position_by_position(
     drafter: Drafter, prompt_tokens: list[int], output: list[int], gamma_max: int
 ) -> DenseDrafts:
-    """The same with any drafter as it is used live, one position after the other."""
+    """The same with any drafter, from one position after the other as in a live run."""
     drafts = DenseDrafts.empty(len(output), gamma_max)
     drafter.prefill(prompt_tokens)
     for position, token in enumerate(output):
@@ -135,7 +134,7 @@ def draft_position_by_position(
 
 
 def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[int]) -> Tensor:
-    """Take in a prompt but for its last token; that and the output, ``[1 + N]``, as ids that the model has."""
+    """Process a prompt up to its last token; that token and the output, ``[1 + N]``, as ids that the model has."""
     text = torch.tensor([*prompt_tokens, *output], device=model.spec.device).clamp_(max=model.spec.vocabulary - 1)
     before = len(prompt_tokens) - 1
     model.reset()
@@ -159,12 +158,12 @@ def grow_branches(
     vocabulary: int | None,
     choose: Callable[[Tensor], Tensor],
 ) -> None:
-    """Draft on from the first token of some rows, all of them a token at a time, each up to its limit.
+    """Continue the drafts of some rows after their first token: one token for all of them a pass, up to their limits.
 
     Args:
         starts: ``[n]`` tokens of the text before the first drafted token of each of the ``n`` rows.
-        limits: longest draft of every row of ``own``, which has the first tokens and is filled in.
-        vocabulary: number of logits that count.
+        limits: longest draft of every row of ``own``, which holds the first tokens and receives the others.
+        vocabulary: number of logits that are used.
         choose: the next tokens ``[n]`` from logits ``[n, V]``.
     """
     device = model.spec.device
@@ -196,8 +195,8 @@ def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
 def _sources(goes_on: NDArray[np.bool_], positions: int, gamma_max: int) -> tuple[Rows, Rows]:
     """Rows and columns ``[positions, G]`` of the rows' own drafts that each drafted token comes from.
 
-    Row ``p`` follows the output up to row ``q``, the next one that does not go on: its tokens are the first ones of the
-    rows ``p .. q - 1``, then the draft of row ``q``.
+    The draft of row ``p`` equals the output up to row ``q``, the next one that does not go on: it consists of the first
+    tokens of the rows ``p .. q - 1``, then the draft of row ``q``.
     """
     stops = np.flatnonzero(~goes_on)
     row = np.arange(positions)[:, None]
@@ -219,7 +218,7 @@ class DraftRules:
 
 @runtime_checkable
 class DraftsRefused(Drafter, Protocol):
-    """A drafter whose drafts along a sampled output can be recorded: one draft tells of the next positions too."""
+    """A drafter whose drafts along a sampled output can be recorded: its draft depends on the text before it alone."""
 
     def draft_refused(
         self,
@@ -242,7 +241,7 @@ def draft_refused(
     gamma_max: int,
     generator: Generator,
 ) -> tuple[DenseDrafts, Chances, Chances]:
-    """Drafts from every position of an output whose first token is refused, and the chances of acceptance there.
+    """From every position of an output a draft whose first token is rejected, and the acceptance probabilities there.
 
     Args:
         rules: the draft model, whose cache is overwritten, and how it drafts.
@@ -264,7 +263,7 @@ def draft_refused(
         logits = model.forward(text[begin:end])[:, :vocabulary]
         p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, rules.sampling)
         probability, refused = _first_refused(p, q, following[begin:end], generator)
-        # Of logits that are not finite any token will do: the recorder refuses their signals.
+        # Where logits are not finite the token does not matter: the recorder refuses their signals.
         note(logits, refused, drafts, np.arange(begin, end), 0)
         chances[:, begin:end] = probability.cpu().numpy()
     _grow(rules, len(prompt_tokens), rows, drafts, vocabulary, generator)
@@ -272,19 +271,19 @@ def draft_refused(
 
 
 def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Acceptance and survival ``[2, n]``, and a token ``[n]`` drafted and refused, of the law ``norm(max(q - p, 0))``.
+    """Acceptance and survival ``[2, n]``, and a rejected token ``[n]``, drawn from ``norm(max(q - p, 0))``.
 
     Args:
         p: ``[n, V]`` the target's distributions.
         q: ``[n, W]`` the draft's; a narrower one has no mass on the ids it lacks.
-        output: ``[n]`` the tokens that the output has.
+        output: ``[n]`` its tokens.
     """
     shared = p[:, : q.shape[-1]]
     position = torch.arange(len(output), device=p.device)
     inside = output < q.shape[-1]
     of_draft = torch.where(inside, q[position, output.clamp(max=q.shape[-1] - 1)], 0.0)
-    # The output's token had mass when it was drawn; computed over other rows at once, it may lose it at a nucleus'
-    # edge.
+    # The output's token had a probability above 0 when it was drawn. Here, computed together with other rows, rounding
+    # may put it outside the top-p nucleus.
     of_target = p[position, output].clamp_min(torch.finfo(p.dtype).tiny)
     chances = torch.stack([torch.minimum(shared, q).sum(-1), of_draft / of_target])
     return chances.clamp(0, 1), draw(residual(q, shared), generator).clamp_min(0)
@@ -293,7 +292,7 @@ def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -
 def _grow(
     rules: DraftRules, prompt_tokens: int, rows: int, drafts: DenseDrafts, vocabulary: int, generator: Generator
 ) -> None:
-    """Draft on after the refused tokens, as the draft would go on after them live."""
+    """Continue the drafts after the rejected tokens, as live drafting would."""
     limits = np.minimum(len(drafts.tokens[0]), rules.model.spec.context - prompt_tokens - np.arange(rows) + 1)
     ended = np.isin(drafts.tokens[:rows, 0], list(rules.end_tokens))
     branching = np.flatnonzero(~ended & (limits > 1))

@@ -29,7 +29,7 @@ class DraftBuilder:
 
         Args:
             generator: on ``device``; needed for sampled drafts.
-            to_target: ``[V]`` the target's ids of the drafter's tokens, where it knows but some of them.
+            to_target: ``[V]`` the target's ids of the drafter's tokens, for a drafter with a vocabulary of its own.
             vocabulary: number of logits of the target; needed with ``to_target``.
         """
         self.end_tokens = end_tokens
@@ -55,8 +55,8 @@ class DraftBuilder:
 
         Args:
             logits: ``[1, V]`` of the first token.
-            advance: takes a drafted token ``[1]`` in and gives the logits ``[1, V]`` of the next.
-            confidence_at: what the drafter itself says of the token at a depth, from 0; else its probability counts.
+            advance: processes a drafted token ``[1]`` and returns the logits ``[1, V]`` of the next.
+            confidence_at: the drafter's own estimate for the token at a depth, from 0; by default its probability.
         """
         if keep_drafting is None and not self._reads_every_token:
             unread = self.build_unread(logits, advance, limit)
@@ -88,7 +88,7 @@ class DraftBuilder:
         return Draft(tokens, _joined(kept), shown)
 
     def build_unread(self, logits: Tensor, advance: Callable[[Tensor], Tensor], limit: int) -> UnreadDraft:
-        """Draft ``limit`` tokens, end tokens or not, without reading any."""
+        """Draft ``limit`` tokens without reading any; end tokens do not end the draft."""
         token, row = self._choose(logits, checked=False)
         tokens, kept = [token], [] if row is None else [row]
         while len(tokens) < limit:

@@ -27,9 +27,9 @@ from draftgauge.verification import Sampling
 class LanguageModelDrafter:
     """Drafts with a smaller model that shares the target's tokenizer.
 
-    Its cache follows the committed text: ``commit`` rolls it back to what was accepted, and the next ``propose`` takes
-    in all committed tokens that it has not seen in one pass. Where the text outgrows the draft model's own context it
-    proposes nothing more.
+    Its cache follows the committed text: ``commit`` rolls it back to the accepted tokens, and the next ``propose``
+    first processes the committed tokens that are missing, in one pass. Once the text is longer than the draft model's
+    own context, drafts are empty.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class LanguageModelDrafter:
         generator: Generator | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """Take the model over; its cache belongs to the drafter from here on.
+        """The model's cache belongs to the drafter from here on.
 
-        A draft model padded to more logits than the target's ``vocabulary`` is cut to it; one padded to fewer reads
-        tokens that it does not have as its last one. The rest is as of :class:`DraftBuilder`.
+        Logits beyond the target's ``vocabulary`` (padding) are ignored; a token id beyond the draft model's own
+        vocabulary is replaced by its last one. The other arguments are those of :class:`DraftBuilder`.
         """
         self.model = model
         self.end_tokens = end_tokens
@@ -122,7 +122,7 @@ class LanguageModelDrafter:
 
 @register_drafter
 class LanguageModelSource(DraftSource):
-    """A draft model, whose one cache all drafters made from it share."""
+    """A draft model; all drafters made from it share its cache, so only one may be in use."""
 
     name = "language_model"
     takes = "a draft model"

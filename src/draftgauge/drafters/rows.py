@@ -1,6 +1,6 @@
-"""Drafting for several texts at once, as in a server: one pass of the draft model a depth, over all rows that go on.
+"""Drafting for several requests at once, as in a server: at each depth one pass of the draft model over all of them.
 
-Greedy drafts alone. Row by row they are those of the drafters of single texts.
+Greedy drafts only. Each request gets the draft that a drafter of its own would make.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from draftgauge.models.rows import StaticRows
 from draftgauge.policies.base import Signal
 from draftgauge.verification.signals import read_signals
 
-TAKEN_IN_TOGETHER = 8  # committed tokens of a row at most that go through with the other rows' first pass
+TAKEN_IN_TOGETHER = 8  # most committed tokens of a row that are processed in the first pass over all rows
 FIRST_ROWS, FIRST_CAPACITY = 4, 512  # of the cache before it first doubles
-WORTH_KEEPING = 16  # tokens at least that a new text takes over from a closed one
+WORTH_KEEPING = 16  # fewest shared tokens for which a new text takes over the row of a closed one
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for a row, as of :meth:`~draftgauge.drafters.base.Drafter.propose`."""
+    """Arguments of :meth:`~draftgauge.drafters.base.Drafter.propose` for a row."""
 
     limit: int
     keep_drafting: KeepDrafting | None = None
@@ -38,7 +38,7 @@ class Asked:
 
 
 class RowDrafter(Protocol):
-    """Follows several texts, each by a number."""
+    """Follows several texts, each in a numbered row."""
 
     def open(self, context: list[int]) -> int: ...
 
@@ -50,7 +50,7 @@ class RowDrafter(Protocol):
 
 
 class EachRow:
-    """Any kind of drafter, one a text, one after the other."""
+    """Any kind of drafter: one for each text, asked one after the other."""
 
     def __init__(self, new_drafter: Callable[[], Drafter]) -> None:
         self._new = new_drafter
@@ -83,8 +83,8 @@ class _OpenDraft:
 class LanguageModelRows:
     """A draft model over many texts; see :class:`~draftgauge.drafters.language_model.LanguageModelDrafter`.
 
-    Keys and values of a text that was closed stay until their place is needed. A text that begins alike takes them
-    over: a request that was preempted and is back, or the next turn of a conversation.
+    Keys and values of a closed text stay until their row is needed. A new text with the same beginning reuses them: a
+    request that was preempted, or the next turn of a conversation.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class LanguageModelRows:
         self._closed: dict[int, NDArray[np.int64]] = {}  # row -> the text that it still holds, the oldest first
 
     def open(self, context: list[int]) -> int:
-        """A row that has taken in all but the last token."""
+        """A row in which all tokens except the last are processed."""
         context = self._readable(context)
         row = self._row_for(context)
         self._texts[row] = context
@@ -107,7 +107,7 @@ class LanguageModelRows:
 
     @torch.inference_mode()
     def propose(self, asked: Mapping[int, Asked]) -> dict[int, Draft]:
-        """Drafts of the rows asked for, grown together; empty for a text that outgrew the model's context."""
+        """The drafts of these rows, made together; empty for a text longer than the model's context."""
         drafts: dict[int, Draft] = {row: Draft([]) for row in asked}
         drafting: dict[int, _OpenDraft] = {}
         for row, each in asked.items():
@@ -143,7 +143,7 @@ class LanguageModelRows:
         return [min(token, last) for token in tokens]
 
     def _row_for(self, context: list[int]) -> int:
-        """The free row that holds most of a text, cut to what it holds of it; an empty one where none holds enough."""
+        """The free row that holds the longest beginning of a text, truncated to it; if that is short, an empty row."""
         needed = np.array(context[:-1], np.int64)
         shared = {row: _common_prefix(text, needed) for row, text in self._closed.items()}
         best = max(shared, key=shared.__getitem__, default=None)
@@ -174,7 +174,7 @@ class LanguageModelRows:
             self._rows.append(row, behind)
 
     def _grow(self, growing: list[_OpenDraft], logits: Tensor) -> list[int]:
-        """Add to each draft the best token of its logits, with its signals where a policy asks; the tokens."""
+        """Add to each draft the most probable token, with its signals where a policy reads them; returns the tokens."""
         best = logits.argmax(-1)
         reads: Reads = frozenset().union(*(draft.asked.reads for draft in growing if draft.asked.keep_drafting))
         shown = read_signals(logits, best, reads)

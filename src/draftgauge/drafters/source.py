@@ -44,18 +44,17 @@ class LoadOptions:
 
 
 class DraftSource(ABC):
-    """What a pair drafts from, loaded once; every decoding makes a drafter of its own from it.
+    """What a pair drafts with, loaded once; each decoded output gets a new drafter from it.
 
     Attributes:
         name: of the kind, as ``--drafter`` and manifests have it.
-        takes: what the ``draft`` argument names for this kind; empty if it takes none.
-        self_describing: its source says itself that it is of this kind, so ``--drafter`` may name the source alone.
-        drafter_type: of the drafters it makes; what that class can do
-            (:class:`~draftgauge.drafters.dense.DraftsEverywhere`, :class:`~draftgauge.drafters.dense.DraftsRefused`)
-            decides how traces are recorded.
-        model: a language model of its own, which transformers' assisted generation can draft with too, or None.
+        takes: what the ``draft`` argument names for this kind, in words; empty if it takes none.
+        self_describing: the files of its source show the kind, so ``--drafter`` may name the source alone.
+        drafter_type: class of its drafters. Whether it is a :class:`~draftgauge.drafters.dense.DraftsEverywhere` or
+            :class:`~draftgauge.drafters.dense.DraftsRefused` decides how traces are recorded.
+        model: its language model, with which transformers' assisted generation can draft too, or None.
         family, engine: of the network that drafts, for manifests; empty if there is none.
-        context: the longest text in tokens that it drafts for; None if the target's own is the only limit.
+        context: the longest text in tokens that it drafts for; None if only the target's context limits it.
         tap_plan: the layers of the target whose hidden states, keys or values it reads; None if it reads none.
     """
 
@@ -71,7 +70,7 @@ class DraftSource(ABC):
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
-        """Whether a ``drafter`` argument that names no kind is a self-describing source of this one."""
+        """Whether a ``drafter`` argument that names no kind is a source of this one."""
         return False
 
     @classmethod
@@ -148,7 +147,7 @@ def drafter_kind(name: str) -> type[DraftSource]:
 def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
     """The name of the kind that is to draft, and the model or folder it takes.
 
-    ``drafter`` names a kind, whose source is ``draft``, or is itself a source that says its kind.
+    ``drafter`` names a kind, whose source is ``draft``, or is itself a source from which the kind is known.
 
     Raises:
         DraftgaugeError: for a drafter that is neither, or one that lacks what it takes.

@@ -48,7 +48,7 @@ class Step(NamedTuple):
             that do not read it.
         tokens: the committed tokens; empty for policies that do not read text.
         appended: tokens that the policy looked up in the text and appended to the drafted ones (:class:`Extends`).
-        dropped: drafted tokens that it left out (:class:`DropsLast`), 0 or 1.
+        dropped: drafted tokens that it dropped (:class:`DropsLast`), 0 or 1.
     """
 
     drafted: int
@@ -136,16 +136,16 @@ class Extends(Protocol):
 
 @runtime_checkable
 class DropsLast(Protocol):
-    """A policy that may leave its last drafted token out of what the target verifies, for instance where it appends
+    """A policy that may drop the last drafted token before the target verifies the draft, for instance to append
     another one in its place.
 
-    It is asked once a step, after drafting and before :meth:`Extends.extend`, where something was drafted greedily: a
-    sampled token that is left out for what it is would give the output another distribution than the target's. As for
+    It is asked once a step, after drafting and before :meth:`Extends.extend`, where something was drafted greedily:
+    dropping a sampled token because of what it is would give the output another distribution than the target's. As for
     :class:`Extends`, ``keep_drafting`` tells it every drafted token.
     """
 
     def drops_last(self) -> bool:
-        """Whether to leave out the last drafted token."""
+        """Whether to drop the last drafted token."""
         ...
 
 

@@ -34,7 +34,7 @@ def prompt_steps(
 
     Args:
         caps: ``[P]`` the most tokens that a step can draft.
-        greedy: whether drafting is: a sampled token is never left out for what it is (:class:`DropsLast`).
+        greedy: whether drafting is: a sampled token is never dropped (:class:`DropsLast`).
     """
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()

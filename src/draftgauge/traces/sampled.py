@@ -139,7 +139,7 @@ def path_chances(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]
 
 
 def reach_chances(trace: Trace) -> NDArray[np.float64]:
-    """``[P, G + 1]`` chance, given the output, that the first 0, 1, .. G drafted tokens stand; 0 past its end."""
+    """``[P, G + 1]`` chance, given the output, that the first 0, 1, .. G drafted ones are accepted; 0 past its end."""
     assert trace.sampled is not None
     survival = np.nan_to_num(along_path(trace.sampled.survival.astype(np.float64), trace.offsets, trace.gamma_max))
     return np.concatenate([np.ones((trace.positions, 1)), np.cumprod(survival, axis=1)], axis=1)

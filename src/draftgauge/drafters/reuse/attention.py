@@ -1,4 +1,4 @@
-"""The one attention of all designs: input projections, heads with rotary embedding, joint attention, output."""
+"""The attention of all designs: input projections, heads with rotary embedding, joint attention, output."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ class Attention(nn.Module):
                 heads[: self.query_heads].copy_(keys.repeat_interleave(self.query_heads // self.kv_heads, 0))
 
     def token_part(self, normed: Tensor) -> Tensor:
-        """What the normalised embeddings ``[B, n, H]`` give to queries, keys and values, ``[B, n, width]``."""
+        """The share of normalised embeddings ``[B, n, H]`` in queries, keys and values, ``[B, n, width]``."""
         assert self.from_token is not None
         return self.from_token(normed)
 
     def heads(self, token_part: Tensor | None, state: Tensor | None, tables: Tables) -> Heads:
         """Queries, keys and values of ``R`` rows at the positions of ``tables``.
 
-        Of the rows' tokens ``[B, R, width]`` (see :meth:`token_part`), of the normalised state ``[B, R, H]``, or both.
+        They are computed from the rows' tokens ``[B, R, width]`` (see :meth:`token_part`), from the normalised state
+        ``[B, R, H]``, or from both.
         """
         projected = token_part
         if self.from_state is not None:
@@ -72,7 +73,7 @@ class Attention(nn.Module):
         return Heads(rotated[:, : self.query_heads], rotated[:, self.query_heads :], split[:, -self.kv_heads :])
 
     def keys_values(self, state: Tensor, tables: Tables) -> KeysValues:
-        """Keys and values ``[B, KV, n, D]`` of what is attended to and does not attend, ``[B, n, H]``."""
+        """Keys and values ``[B, KV, n, D]`` of states ``[B, n, H]`` that are only attended to."""
         assert self.from_state is not None
         projected = F.linear(state, self.from_state.weight[self.parts()["keys"].start :])
         split = projected.unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)

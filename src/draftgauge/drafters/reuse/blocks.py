@@ -1,4 +1,4 @@
-"""The one backbone block of all designs: what is reused differs, attention, SwiGLU and norms do not."""
+"""The drafter layer that all designs share: they differ in what they reuse, not in attention, SwiGLU and norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, like, rotate,
 
 
 class Memory(NamedTuple):
-    """What a block attends to. A value: extending it leaves the old one as it was, so chains can fork.
+    """What a block attends to. It is never changed, only extended to a new one, so chains can fork.
 
     Attributes:
         anchors: keys and values of depth 0 of all anchors ``[B, KV, L, D]`` (self-attention).
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
 
 
 class TokenParts(NamedTuple):
-    """What the two attentions make of token embeddings alone, ``[B, n, width]`` each."""
+    """Projections of token embeddings for the two attentions, ``[B, n, width]`` each."""
 
     own: Tensor | None
     chain: Tensor | None
@@ -135,7 +135,7 @@ class Block(nn.Module):
         return TokenParts(*(None if attention is None else attention.token_part(normed) for attention in attentions))
 
     def read(self, parts: TokenParts, stream: Tensor, tables: Tables) -> tuple[Tensor, BlockHeads]:
-        """The residual ``[B, R, H]`` that a stream becomes, and its heads at the tables' positions."""
+        """The residual ``[B, R, H]`` of a stream, and its heads at the tables' positions."""
         state = None if self.state_norm is None else self.state_norm(stream)
         own = None if self.self_attention is None else self.self_attention.heads(parts.own, state, tables)
         chain = None if self.chain_attention is None else self.chain_attention.heads(parts.chain, state, tables)
@@ -160,7 +160,7 @@ class Block(nn.Module):
 class Injection(nn.Module):
     """Keys and values of ``S`` target layers, as cached, into one set (KVShot, arXiv 2604.26412, "KV-only").
 
-    - ``concat``: the heads of all layers side by side, nothing to learn.
+    - ``concat``: the heads of all layers side by side, without weights.
     - ``project``: a linear map from all layers' heads of a position to one layer's, for keys as cached and for values.
     - ``project-rope``: the same with the rotation taken off the keys before and put on after, since a map that mixes
       rotated components of several layers does not commute with the rotation.

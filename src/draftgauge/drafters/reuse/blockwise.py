@@ -1,9 +1,9 @@
 """Block-wise drafters: one bidirectional pass over ``[embed(last token), MASK, MASK, ...]`` proposes a whole block.
 
 The block of the anchor ``t`` stands at the positions ``t + 1 .. t + b``; its slot ``k`` predicts ``x[t + 2 + k]``, as
-depth ``k`` does in a drafter that goes token by token. It sees what the target has left of ``0 .. t``, as each layer's
-keys and values, and all of itself. The input layout is that of DFlash (arXiv 2602.06036), whose drafter reads hidden
-states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values.
+depth ``k`` does in a drafter that goes token by token. It attends to the target's states of ``0 .. t``, as keys and
+values of each layer, and to all of itself. The input layout is that of DFlash (arXiv 2602.06036), whose drafter reads
+hidden states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values.
 
 Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`, and ``b`` slots of a block.
 """

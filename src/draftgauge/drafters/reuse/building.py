@@ -60,8 +60,8 @@ def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
 def start_attending_self(net: ReuseNet) -> None:
     """Start every query head at its key head's weights, so that a row attends mostly to itself at first.
 
-    Between random queries and keys attention is nearly even over hundreds of positions: a design whose token enters
-    through attention alone (EAGLE-3, arXiv 2503.01840, section 3) would first have to find it.
+    With random queries and keys, attention is nearly uniform over hundreds of positions: a design whose token enters
+    through attention alone (EAGLE-3, arXiv 2503.01840, section 3) would first have to learn to attend to it.
     """
     for module in net.modules():
         if isinstance(module, Attention):
@@ -126,18 +126,17 @@ def count_parameters(config: ReuseConfig) -> int:
     with torch.device("meta"):
         embedding = torch.empty(config.vocabulary, config.hidden_size)
         net = _empty(replace(config, draft_vocabulary=0), embedding, nn.Identity(), None)
-    left_out = config.vocabulary - config.logits  # rows of the head, and of the Markov head and its bias
+    absent = config.vocabulary - config.logits  # rows of the head, and of the Markov head and its bias
     per_row = config.hidden_size + (config.markov_rank + 1 if config.markov_rank else 0)
-    return sum(parameter.numel() for parameter in net.parameters()) - left_out * per_row
+    return sum(parameter.numel() for parameter in net.parameters()) - absent * per_row
 
 
 def matched_widths(
     target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]], tolerance: float = 0.02
 ) -> list[ReuseConfig]:
-    """Configurations whose numbers of trainable parameters agree within ``tolerance``: the SwiGLU's width makes up for
-    what a design spends elsewhere.
+    """Configurations whose numbers of trainable parameters agree within ``tolerance``, by the width of the SwiGLU.
 
-    All are brought to the size of the largest at its own width among the requests of fewest layers. A request holds
+    The size aimed at is that of the largest one, at its usual width, among those of fewest layers. A request holds
     keyword arguments of :func:`reuse_config`.
     """
     natural = [reuse_config(target_config, **request) for request in requests]
@@ -154,7 +153,7 @@ def matched_widths(
 
 
 def _fit(config: ReuseConfig, budget: int) -> ReuseConfig:
-    """The configuration whose SwiGLU width, in multiples that suit the hardware, comes closest to the budget."""
+    """The configuration whose SwiGLU width, a multiple that suits the hardware, comes closest to the budget."""
     multiple = max(1, config.hidden_size // 64)
     slope = 3 * config.hidden_size * config.layers  # parameters a unit of width
     fixed = count_parameters(config) - slope * config.intermediate_size

@@ -1,7 +1,6 @@
-"""A reuse drafter step by step, for decoding: anchors are taken in, and chains of drafted tokens grow from the last
-one.
+"""A reuse drafter step by step, for decoding: it processes new anchors, and drafts a chain of tokens from the last one.
 
-Depth 0 sees what the target left behind; deeper ones see the drafter's own chain, as in training. Letters in shapes as
+Depth 0 reads the target's states; deeper ones read the drafter's own chain, as in training. Letters in shapes as
 in :mod:`draftgauge.drafters.reuse.net`.
 """
 
@@ -36,7 +35,7 @@ def take_in(
     keys: Tapped = None,
     values: Tapped = None,
 ) -> tuple[Tensor, ChainState]:
-    """Add anchors and run depth 0 of the last one.
+    """Process new anchors and run depth 0 of the last one.
 
     Args:
         state: after the anchors so far; the chain that was drafted from them is dropped.
@@ -107,7 +106,7 @@ FIRST_CAPACITY = 512
 
 
 class GrowingPair:
-    """Keys and values ``[1, heads, capacity, D]`` by position; what is written before stays where old views see it."""
+    """Keys and values ``[1, heads, capacity, D]`` by position; growing leaves views of earlier positions valid."""
 
     def __init__(self, heads: int, head_dim: int, like: Tensor) -> None:
         self._pair: KeysValues = (like.new_empty(1, heads, 0, head_dim), like.new_empty(1, heads, 0, head_dim))
@@ -127,7 +126,7 @@ class GrowingPair:
 
 
 class Prefix:
-    """What a drafter keeps of the committed text: keys and values of every anchor, its own and the target's."""
+    """The drafter's cache of the committed text: keys and values of every anchor, its own and the target's."""
 
     def __init__(self, config: ReuseConfig, like: Tensor) -> None:
         traits = config.traits
@@ -149,11 +148,11 @@ class Prefix:
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where drafting stands. A value: one state can be continued in several ways (a draft tree).
+    """The state of a chain. It is never changed: one state can be continued in several ways (a draft tree).
 
     Attributes:
         prefix: of the committed text.
-        depth: tokens of this chain so far, the last committed one among them: the next depth.
+        depth: tokens of this chain so far, the last committed one included; also the next depth.
         stream: states of the last depth ``[1, N, H]``.
     """
 

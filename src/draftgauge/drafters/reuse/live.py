@@ -1,4 +1,4 @@
-"""A drafter that reads its target while the target decodes, and its kind: a folder that says itself what it is."""
+"""A drafter that reads the states of its target while that decodes, loaded from the folder of a trained drafter."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from draftgauge.verification import Sampling
 
 
 class ReuseDrafter:
-    """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from what the target's passes leave behind.
+    """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from the states that the target's passes compute.
 
     With ``n`` committed tokens the target's cache holds ``n - 1``, so its states are known up to position ``n - 2``,
     the *anchor* of the next draft; the last committed token is the drafter's first input. Only anchors of committed
-    text enter the drafter's own cache, hence nothing of it is ever rolled back. The target may hold more than the
-    committed text: what is at a position does not depend on what follows.
+    text enter the drafter's own cache, so it is never rolled back. The target's cache may be longer than the committed
+    text: what it holds at a position does not depend on later tokens.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ReuseDrafter:
             target.spec.device, end_tokens, sampling, generator, net.d2t, target.spec.vocabulary
         )
         self._text: list[int] = []
-        self._taken = 0  # anchors that the network has taken in
+        self._taken = 0  # anchors that the network has processed
         self._start()
 
     def keeps_drafted(self) -> bool:
@@ -108,7 +108,7 @@ class ReuseDrafter:
         return None
 
     def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The logits ``[1, V]`` of the first drafted token, and what takes in a drafted token and gives the next."""
+        """The logits ``[1, V]`` of the first drafted token, and a function from a drafted token to the next logits."""
         chain = self._chain
         assert self._first is not None
 
@@ -120,11 +120,11 @@ class ReuseDrafter:
         return self._first[None], advance
 
     def _take_in(self) -> None:
-        """Take in the anchors that are new since the last time, with the token after each."""
+        """Process the anchors that are new since the last time, with the token after each."""
         start, end = self._taken, len(self._text) - 1
         if start >= end:
             return
-        assert self.target.length >= end, "the target has not taken in the committed text"
+        assert self.target.length >= end, "the target has not processed the committed text"
         config, taps = self.net.config, self.taps
         tokens = upload(self._text[start + 1 :], self.target.spec.device)
         hidden = taps.hidden(start, end) if config.hidden_layers else None
@@ -142,7 +142,7 @@ class BlockDrafter(ReuseDrafter):
     """Drafts with a :class:`~draftgauge.drafters.reuse.blockwise.BlockNet`: one pass for the whole draft, which is at
     most a block long.
 
-    A shorter draft takes the same pass, since every slot sees all others: asking for less changes no token.
+    A shorter draft takes the same pass, as every slot attends to all others; its tokens are the same.
     """
 
     net: BlockNet

@@ -5,8 +5,8 @@ Letters in shapes: ``B`` texts, ``T`` tokens, ``A`` anchors, ``K`` depths, ``S``
 hidden size, ``KV`` key/value heads, ``D`` head dimension, ``V`` logits of the drafter, ``N`` branches of a draft.
 
 An *anchor* ``t`` is a position whose hidden state, keys and values the target has computed. At depth ``k`` the drafter
-takes in token ``x[t + 1 + k]`` and predicts ``x[t + 2 + k]``; ``x[t + 1]`` is the last committed token, which the
-target has not taken in. Training and drafting run the same blocks: rows are anchors in one and branches in the other.
+processes token ``x[t + 1 + k]`` and predicts ``x[t + 2 + k]``; ``x[t + 1]`` is the last committed token, which the
+target has not processed. Training and drafting run the same blocks: rows are anchors in one and branches in the other.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class ReuseNet(nn.Module):
         """One depth through all blocks, which training and drafting have in common.
 
         Args:
-            parts: for each block, what it makes of the rows' tokens.
+            parts: for each block, its projections of the rows' tokens.
             stream: ``[B, R, H]``, see :meth:`entering`.
             tables: rotary tables of the rows' positions.
-            remember: told a layer and the heads of all rows; gives what the layer attends to, these heads among it.
+            remember: from a layer and the heads of all rows to what the layer attends to, these heads included.
             skipped: first rows that only leave their keys and values behind.
             causal: see :class:`Block`.
 
