@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import draftgauge as dg
-from command_line import draftgauge
+from command_line import succeeds
 from draftgauge.core.provenance import read_measurement
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
@@ -22,8 +22,7 @@ PROMPTS = [f"Question number {n}: what is {n} plus {n}?" for n in range(12)]
 
 
 def ran(*arguments: object) -> str:
-    result = draftgauge([*map(str, arguments)])
-    assert result.exit_code == 0, result.output
+    result = succeeds(*map(str, arguments))
     return result.stdout
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of, succeeds
 from draftgauge.api.advise import LOADED, advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
@@ -47,27 +47,21 @@ def costs_of(path: Path, engine: str, draft: float, batches: tuple[int, ...] = (
     return path
 
 
-def advised(arguments: list[str], out: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
-    result = draftgauge(["advise", *arguments, "--json", str(out)])
-    assert result.exit_code == 0, result.output
-    rows = json.loads(out.read_text())["rows"]
+def advised(arguments: list[str], out: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """All rows, the advised one, which is empty where none is, and the page."""
+    result = succeeds("advise", *arguments, "--json", str(out))
+    rows = rows_of(out)
     chosen = [row for row in rows if row["advised"]]
     assert len(chosen) <= 1
-    return rows, chosen[0] if chosen else None, result.stdout
+    return rows, chosen[0] if chosen else {}, result.stdout
 
 
 def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None:
     for engine in ("draftgauge", "transformers"):
         rows, best, shown = advised([str(run), "--engine", engine], tmp_path / "rows.json")
         assert {"engine", "setting", "speedup", "low", "high", "advised"} <= set(rows[0])
-        assert [row["setting"] for row in rows[: GAMMA_MAX + 1]] == [
-            "plain",
-            "fixed:1",
-            "fixed:2",
-            "fixed:3",
-            "fixed:4",
-        ]
-        assert best is not None
+        fixed = [f"fixed:{length}" for length in range(1, GAMMA_MAX + 1)]
+        assert [row["setting"] for row in rows[: GAMMA_MAX + 1]] == ["plain", *fixed]
         assert best["flags"] in shown
         assert best["verdict"] in shown
 
@@ -75,7 +69,6 @@ def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None
 def test_few_prompts_settle_nothing(tmp_path: Path) -> None:
     few = write_run(tmp_path / "few", 3)
     _, best, shown = advised([str(few)], tmp_path / "rows.json")
-    assert best is not None
     assert not best["known"]
     assert "Not known yet: 3 of at least 8 prompts are recorded" in shown
 
@@ -83,8 +76,7 @@ def test_few_prompts_settle_nothing(tmp_path: Path) -> None:
 def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Path) -> None:
     trace, costs = read_run(run)
     save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), tmp_path / "rule.json")
-    _, best, shown = advised([str(run), "--policy", str(tmp_path / "rule.json")], tmp_path / "rows.json")
-    assert best is not None
+    _, _, shown = advised([str(run), "--policy", str(tmp_path / "rule.json")], tmp_path / "rows.json")
     assert "was fitted on" not in shown
     with pytest.warns(UserWarning, match="was fitted on 36 of the 36 prompts that it is evaluated on"):
         advise(run, policies=[str(tmp_path / "rule.json")], split="train")
@@ -92,7 +84,6 @@ def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Pa
 
 def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
     _, best, shown = advised([str(write_run(tmp_path / "one", 1))], tmp_path / "rows.json")
-    assert best is not None
     assert (best["low"], best["high"]) == (None, None)
     assert "plain decoding, " in shown
 
@@ -104,7 +95,6 @@ def test_one_run_has_one_verdict(run: Path, tmp_path: Path) -> None:
     replace(CostCurve.load(doubted / COSTS_NAME), measured=vague).save(doubted / COSTS_NAME)
     for folder, known in ((run, True), (doubted, False)):
         _, best, _ = advised([str(folder)], tmp_path / "rows.json")
-        assert best is not None
         assert best["known"] == known
         replayed = draftgauge(["replay", str(folder)]).stdout
         assert best["verdict"] in replayed
@@ -126,13 +116,11 @@ def test_a_policy_that_was_fitted_on_another_pair_is_named(
 
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
     cheap = costs_of(tmp_path / "cheap.json", "llama-server", 0.0005)
-    dear = costs_of(tmp_path / "dear.json", "llama-server", 0.02)
+    expensive = costs_of(tmp_path / "expensive.json", "llama-server", 0.02)
     _, best, shown = advised([str(run), "-e", "llama-server", "--costs", str(cheap)], tmp_path / "rows.json")
-    assert best is not None
     assert best["setting"] != "plain"
     assert "--spec-draft-n-max" in shown
-    _, best, shown = advised([str(run), "-e", "llama-server", "--costs", str(dear)], tmp_path / "rows.json")
-    assert best is not None
+    _, best, shown = advised([str(run), "-e", "llama-server", "--costs", str(expensive)], tmp_path / "rows.json")
     assert best["setting"] == "plain"
     assert "Do not draft" in shown
 
@@ -151,7 +139,6 @@ def test_settings_by_batch_are_written(run: Path, tmp_path: Path) -> None:
     _, best, _ = advised(
         [str(run), "-e", "vllm", "--costs", str(costs), "--settings", str(settings)], tmp_path / "rows.json"
     )
-    assert best is not None
     lengths = json.loads(best["by_batch"])
     assert lengths["1"] > lengths["64"]
     document = json.loads(settings.read_text())
@@ -161,7 +148,7 @@ def test_settings_by_batch_are_written(run: Path, tmp_path: Path) -> None:
 def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
     with serving({"/metrics": (200, llama_metrics(100, 300, 110, (60, 35, 15)))}) as url:
         rows, best, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
-    assert best is None
+    assert not best
     assert [row["pays_below"] for row in rows] == pytest.approx([1, 1.6, 1.95, 2.1])
     assert all(row["speedup"] is None for row in rows)
     assert "--costs" in shown
@@ -176,7 +163,6 @@ def test_a_server_with_costs_is_advised(tmp_path: Path) -> None:
     steps = [0.01 + 0.0025 * k for k in range(4)]
     expected = [1, *(tokens * 0.01 / step for tokens, step in zip((1.6, 1.95, 2.1), steps[1:], strict=True))]
     assert [row["speedup"] for row in rows] == pytest.approx(expected)
-    assert best is not None
     assert best["setting"] == f"fixed:{expected.index(max(expected))}"
     assert best["low"] < best["speedup"] < best["high"]
 
@@ -185,7 +171,6 @@ def test_a_run_beside_its_server(run: Path, tmp_path: Path) -> None:
     costs = costs_of(tmp_path / "costs.json", "vllm", 0.001)
     with serving({"/metrics": (200, vllm_metrics(100, 200, 90, (60, 30)))}) as url:
         _, best, shown = advised([str(run), "-e", "vllm", "--costs", str(costs), "--url", url], tmp_path / "rows.json")
-    assert best is not None
     assert best["server_tokens_per_step"] == pytest.approx(1.9)
     assert 1 < best["expected_tokens_per_step"] < 3
     assert "The server commits 1.90 tokens a step" in shown
@@ -201,7 +186,6 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
     for tokenizer in (None, "their folder"):
         replace(manifest, target=target, draft=draft, tokenizer=tokenizer).save(folder)
         _, best, _ = advised([str(folder), "-e", "gguf"], tmp_path / "rows.json")
-        assert best is not None
         words = shlex.split(best["flags"])
         assert words[words.index("--target") + 1] == "big.gguf"
         assert [words[at + 1] for at, word in enumerate(words) if word == "--tokenizer"] == [tokenizer] * bool(
@@ -222,11 +206,9 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     assert {*LOADED, "uncompressed"} == set(COMPRESSIONS)
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
-    assert best is not None
     assert best["recorded_with"] is None
     monkeypatch.setattr("draftgauge.api.advise.recorded_with", lambda _: words)
     _, best, shown = advised([str(run)], tmp_path / "rows.json")
-    assert best is not None
     assert tuple(shlex.split(best["flags"])[-len(words) - 2 : -2]) == words == tuple(shlex.split(best["recorded_with"]))
     assert "The run was recorded with" not in shown
     _, best, shown = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
@@ -248,7 +230,6 @@ def answers_file(path: Path) -> Path:
 def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
     answers, costs = answers_file(tmp_path / "answers.jsonl"), costs_of(tmp_path / "costs.json", "vllm", 0.001)
     rows, best, _ = advised(["-e", "vllm", "--requests", str(answers), "--costs", str(costs)], tmp_path / "rows.json")
-    assert best is not None
     assert best["drawn"] == 0
     four = next(row for row in rows if row["setting"] == "fixed:4")
     assert four["tokens_per_step"] == pytest.approx(17 / 6)
@@ -266,7 +247,6 @@ def test_a_drafter_that_is_not_known_stays_and_only_its_length_changes(engine: s
         words = ["--url", url] if given == "url" else ["--requests", str(answers_file(tmp_path / "answers.jsonl"))]
         words += ["-e", engine, "--costs", str(costs), "--settings", str(tmp_path / "settings.json")]
         _, best, shown = advised(words, tmp_path / "rows.json")
-    assert best is not None
     length = best["best_length"]
     assert length > 0
     assert "How the server drafts is not known here, so it stays as it is; change its length" in shown
@@ -295,7 +275,6 @@ def test_a_server_that_had_better_not_speculate_is_told_so_without_flags(tmp_pat
     costs = costs_of(tmp_path / "costs.json", "vllm", 0.5)
     answers = answers_file(tmp_path / "answers.jsonl")
     _, best, shown = advised(["-e", "vllm", "--requests", str(answers), "--costs", str(costs)], tmp_path / "rows.json")
-    assert best is not None
     assert (best["setting"], best["flags"]) == ("plain", "")
     assert "Start the server without its options for speculation." in shown
 
@@ -312,7 +291,6 @@ def test_a_trained_drafter_is_advised_on_as_the_checkpoint_that_export_writes(
     folder = write_run(tmp_path / "run", 36, drafter="reuse", draft=draft)
     costs = costs_of(tmp_path / "costs.json", engine, 0.0005)
     _, best, _ = advised([str(folder), "-e", engine, "--costs", str(costs)], tmp_path / "rows.json")
-    assert best is not None
     export, _, serve = best["flags"].partition(" && ")
     assert export == "draftgauge export runs/hidden --out runs/hidden-eagle3"
     words = shlex.split(serve)
@@ -366,5 +344,4 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
         assert message in result.stderr, (arguments, result.stderr)
         assert result.stderr.count("\n") == 1
     for file in (curve, short):
-        result = draftgauge(["advise", str(run), "-e", "vllm", "--costs", str(file)])
-        assert result.exit_code == 0, result.output
+        succeeds("advise", str(run), "-e", "vllm", "--costs", str(file))

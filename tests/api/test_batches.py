@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import draftgauge
+from command_line import draftgauge, succeeds
 from draftgauge.api import recording
 from draftgauge.api.advise import advise
 from draftgauge.api.pair import load_pair
@@ -64,8 +64,7 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
         best = max(fixed, key=lambda row: row["tokens_per_second"])
         assert best["best"]
         assert 1 <= best["tokens_per_step"] <= 3
-    shown = draftgauge(["replay", str(run), "--batches", "1,3"])
-    assert shown.exit_code == 0
+    shown = succeeds("replay", str(run), "--batches", "1,3")
     assert "best fixed length by batch size" in shown.stdout
     before = (run / COSTS_NAME).read_bytes()
     profile(**(models | SMALL), out=run, batches=(3,))  # known

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of, succeeds
 from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, models_page, serving
 from tiny import save_tiny
+
+LLAMA = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
 
 
 def llama_answer(milliseconds: float, drafted: int = 0, accepted: int = 0) -> str:
@@ -48,33 +51,31 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def benched(arguments: list[str], out: Path) -> dict[str, dict[str, Any]]:
-    result = draftgauge(["bench-servers", *arguments, "--json", str(out)])
-    assert result.exit_code == 0, result.output
-    return {row["policy"]: row for row in json.loads(out.read_text())["rows"] if row["task"] == "all"}
+    succeeds("bench-servers", *arguments, "--json", str(out))
+    return {row["policy"]: row for row in rows_of(out) if row["task"] == "all"}
 
 
-def test_llama_servers(inputs: list[str], tmp_path: Path) -> None:
-    models = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
+@pytest.fixture
+def llama_servers() -> Iterator[list[str]]:
+    """One without speculation and one at a fixed length, as arguments."""
     with (
-        serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
-        serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
+        serving(LLAMA | {"/completion": (200, llama_answer(80.0))}) as plain,
+        serving(LLAMA | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
     ):
-        servers = [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
-        found = benched([*inputs, *servers], tmp_path / "rows.json")
+        yield [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
+
+
+def test_llama_servers(inputs: list[str], llama_servers: list[str], tmp_path: Path) -> None:
+    found = benched([*inputs, *llama_servers], tmp_path / "rows.json")
     assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(2.0)
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 3)
     assert found["fixed:4"]["mismatches"] == 0
     assert found["plain"]["tokens_per_second"] == pytest.approx(7 / 0.08)  # the first token is the prompt's
 
 
-def test_costs_of_servers_are_written(inputs: list[str], tmp_path: Path) -> None:
-    models = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
-    with (
-        serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
-        serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
-        serving(models | {"/completion": (200, llama_answer(14.0))}) as draft,
-    ):
-        servers = [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
+def test_costs_of_servers_are_written(inputs: list[str], llama_servers: list[str], tmp_path: Path) -> None:
+    servers, plain = llama_servers, llama_servers[0]
+    with serving(LLAMA | {"/completion": (200, llama_answer(14.0))}) as draft:
         costs = ["--costs-out", str(tmp_path / "costs.json")]
         found = benched([*inputs, *servers, f"draft={draft}", *costs], tmp_path / "rows.json")
         assert set(found) == {"plain", "fixed:4"}
@@ -89,31 +90,27 @@ def test_costs_of_servers_are_written(inputs: list[str], tmp_path: Path) -> None
         result = draftgauge(["bench-servers", *inputs, *servers, f"draft={draft}"])
         assert result.exit_code == 2
         assert "--costs-out" in result.stderr
-        result = draftgauge(["bench-servers", *inputs, f"plain={plain}", "--engine", "llama-server", *costs])
+        result = draftgauge(["bench-servers", *inputs, plain, "--engine", "llama-server", *costs])
         assert result.exit_code == 2
         assert "fixed:4=URL" in result.stderr
 
 
-def test_what_is_asked_of_a_bench_is_asked_of_servers_too(inputs: list[str], tmp_path: Path) -> None:
-    models = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
-    with (
-        serving(models | {"/completion": (200, llama_answer(80.0))}) as plain,
-        serving(models | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
+def test_what_is_asked_of_a_bench_is_asked_of_servers_too(
+    inputs: list[str], llama_servers: list[str], tmp_path: Path
+) -> None:
+    costs = tmp_path / "new" / "costs.json"
+    asked = ["--seconds", "1e-9", "--over", "plain", "--costs-out", str(costs)]
+    found = benched([*inputs, *llama_servers, *asked], tmp_path / "rows.json")
+    assert {(row["prompts"], row["over"]) for row in found.values()} == {(1, "plain")}
+    assert found["fixed:4"]["gain"] == pytest.approx(1.0)
+    assert costs.is_file()
+    for wrong, message in (
+        (["--over", "fixed:2"], "plain, fixed:4, not 'fixed:2'"),
+        (["--turns", "2"], "single turns"),
     ):
-        servers = [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
-        costs = tmp_path / "new" / "costs.json"
-        asked = ["--seconds", "1e-9", "--over", "plain", "--costs-out", str(costs)]
-        found = benched([*inputs, *servers, *asked], tmp_path / "rows.json")
-        assert {(row["prompts"], row["over"]) for row in found.values()} == {(1, "plain")}
-        assert found["fixed:4"]["gain"] == pytest.approx(1.0)
-        assert costs.is_file()
-        for wrong, message in (
-            (["--over", "fixed:2"], "plain, fixed:4, not 'fixed:2'"),
-            (["--turns", "2"], "single turns"),
-        ):
-            result = draftgauge(["bench-servers", *inputs, *servers, *wrong])
-            assert result.exit_code == 2
-            assert message in result.stderr
+        result = draftgauge(["bench-servers", *inputs, *llama_servers, *wrong])
+        assert result.exit_code == 2
+        assert message in result.stderr
 
 
 def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:

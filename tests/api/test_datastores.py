@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import draftgauge as package
-from command_line import Result, draftgauge
+from command_line import invoke, rows_of, succeeds
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
@@ -36,22 +35,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return load_pair(save_tiny(folder / "t", "qwen3"), save_tiny(folder / "d", "qwen3", seed=1), device="cpu")
 
 
-def invoke(*arguments: object) -> Result:
-    return draftgauge([str(argument) for argument in arguments])
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return list(json.loads(path.read_text())["rows"])
-
-
-def message(result: Result) -> str:
-    return " ".join(result.stderr.split())
-
-
 def test_a_datastore_holds_the_outputs_of_training_prompts(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "store.parquet"
-    result = invoke("datastore", "build", run, "--out", path, "--json", tmp_path / "rows.json")
-    assert result.exit_code == 0, result.output
+    result = succeeds("datastore", "build", run, "--out", path, "--json", tmp_path / "rows.json")
     trace = read_trace(run)
     held = {each.prompt: each.tokens for each in Datastore.load(path, "words").outputs}
     assert len(held) == 8
@@ -74,8 +60,7 @@ def test_replay_looks_in_it_and_names_its_size(run: Path, tmp_path: Path) -> Non
     tokens = Datastore.load(path, "words").tokens
     specs = ("-p", "lookup:least=1", "-p", "fixed:2")
     for given in ((), ("--datastore", path)):
-        result = invoke("replay", run, *specs, *given, "--json", tmp_path / f"{len(given)}.json")
-        assert result.exit_code == 0, result.output
+        succeeds("replay", run, *specs, *given, "--json", tmp_path / f"{len(given)}.json")
     without, with_ = (
         {row["policy"]: row for row in rows_of(tmp_path / f"{count}.json") if row["task"] == "all"} for count in (0, 2)
     )
@@ -104,21 +89,21 @@ def test_replay_refuses_a_datastore_that_would_cheat_or_do_nothing(
     package.build_datastore(run, out=path)
     result = invoke("replay", run, *arguments, "--datastore", path)
     assert result.exit_code == 2
-    assert words in message(result)
+    assert words in result.message
 
 
 def test_bad_input_is_refused(run: Path, tmp_path: Path) -> None:
     missing = invoke("replay", run, "-p", "lookup", "--datastore", tmp_path / "none")
-    assert (missing.exit_code, "datastore build" in message(missing)) == (2, True)
+    assert (missing.exit_code, "datastore build" in missing.message) == (2, True)
     capacity = invoke("datastore", "build", run, "--out", tmp_path / "s", "--capacity", "0")
-    assert (capacity.exit_code, "capacity must be at least 1" in message(capacity)) == (2, True)
+    assert (capacity.exit_code, "capacity must be at least 1" in capacity.message) == (2, True)
     unnamed = write_run(tmp_path / "unnamed", 24)
     result = invoke("datastore", "build", unnamed, "--out", tmp_path / "s")
-    assert (result.exit_code, "vocabulary" in message(result)) == (2, True)
+    assert (result.exit_code, "vocabulary" in result.message) == (2, True)
     assert not (tmp_path / "s").exists()
     split = invoke("datastore", "build", run, "--out", tmp_path / "s", "--split", "dev")
     assert split.exit_code == 2
-    assert "dev" in message(split)
+    assert "dev" in split.message
 
 
 def test_generate_looks_in_it_and_adds_to_it(pair: Pair, tmp_path: Path) -> None:

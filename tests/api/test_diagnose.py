@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of, succeeds
 from draftgauge.api.diagnose import diagnose
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.reuse.persistence import DESCRIPTION, DRAFTER, read_description
-from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
-from tiny import save_tiny
+from small_trainings import small_training
 
 RUNS = {"kv-0": ("kv", 0), "kv-1": ("kv", 1), "hybrid": ("hybrid", 0)}
 
@@ -24,33 +23,16 @@ RUNS = {"kv-0": ("kv", 0), "kv-1": ("kv", 1), "hybrid": ("hybrid", 0)}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a target, prompts and drafters trained for a moment."""
     place = tmp_path_factory.mktemp("diagnose")
-    target = save_tiny(place / "target", num_hidden_layers=3)
-    (place / "prompts.jsonl").write_text(
-        "\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only"))
-    )
+    request = small_training(place, length=40, depths=2, log_every=1)
     for name, (design, seed) in RUNS.items():
-        request = TrainingSpec(
-            target=str(target),
-            reuse=design,
-            prompts=place / "prompts.jsonl",
-            answers=place / "answers.jsonl",
-            new_tokens=12,
-            length=40,
-            depths=2,
-            steps=2,
-            batch=2,
-            log_every=1,
-            seed=seed,
-        )
-        train_drafter(request, place / name)
+        train_drafter(replace(request, reuse=design, seed=seed), place / name)
     return place
 
 
 def test_rows(folder: Path, tmp_path: Path) -> None:
     command = ["diagnose", *(str(folder / name) for name in RUNS), "--prompts", str(folder / "prompts.jsonl")]
-    result = draftgauge([*command, "--max-new-tokens", "8", "--json", str(tmp_path / "rows.json")])
-    assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    result = succeeds(*command, "--max-new-tokens", "8", "--json", str(tmp_path / "rows.json"))
+    rows = rows_of(tmp_path / "rows.json")
     assert {(row["design"], row["seeds"]) for row in rows} == {("kv", 2), ("hybrid", 1)}  # the two seeds are pooled
     query = [row for row in rows if "query_kl" in row]
     assert {"design", "depth", "layer", "query_kl", "uniform_kl", "low", "high"} <= query[0].keys()

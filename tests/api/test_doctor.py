@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import draftgauge as dg
-from command_line import draftgauge
+from command_line import draftgauge, rows_of
 from draftgauge.api.doctor_checks import Evidence, examine
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.checkpoints.building import build_net
@@ -118,7 +118,7 @@ def test_the_bundled_pair_is_healthy_but_for_prompts_without_its_template(tmp_pa
     shown = draftgauge(["doctor", *options.split()])
     assert shown.exit_code == 1
     assert "chat-template: prompts do not go through" in shown.stdout
-    assert "chat-template" in faults(json.loads(file.read_text())["rows"])
+    assert "chat-template" in faults(rows_of(file))
 
 
 def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of, succeeds
 from draftgauge.api import evaluate as module
 from draftgauge.api.evaluate import evaluate
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.persistence import DESCRIPTION, DRAFTER
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model
-from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
+from small_trainings import small_training
 from tiny import save_tiny
 
 
@@ -25,21 +25,7 @@ from tiny import save_tiny
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a target, prompts and a drafter trained for a moment."""
     place = tmp_path_factory.mktemp("evaluate")
-    target = save_tiny(place / "target", num_hidden_layers=3)
-    (place / "prompts.jsonl").write_text(
-        "\n".join(json.dumps({"prompt": text, "task": text[0]}) for text in ("one", "two", "only"))
-    )
-    request = TrainingSpec(
-        target=str(target),
-        reuse="hidden",
-        prompts=place / "prompts.jsonl",
-        new_tokens=12,
-        length=40,
-        depths=3,
-        steps=2,
-        batch=2,
-    )
-    train_drafter(request, place / "drafter")
+    train_drafter(small_training(place, reuse="hidden", length=40), place / "drafter")
     return place
 
 
@@ -68,9 +54,8 @@ def test_command_line(folder: Path, tmp_path: Path) -> None:
         "--per-task",
         "1",
     ]
-    result = draftgauge([*command, "--json", str(tmp_path / "rows.json")])
-    assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    succeeds(*command, "--json", str(tmp_path / "rows.json"))
+    rows = rows_of(tmp_path / "rows.json")
     assert sum("alpha" in row for row in rows) == 3
     assert next(row for row in rows if "mat" in row)["texts"] == 2
 

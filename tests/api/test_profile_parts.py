@@ -32,22 +32,11 @@ from draftgauge.traces.parts import PARTS, join_parts, part_folder
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.shards import shard_paths
 from draftgauge.traces.trace import Trace
-from small_profiles import PROMPTS, SMALL, record, save_models
+from small_profiles import PROMPTS, SMALL, record
 from synthetic import same_rows
 from tiny import tiny_model
 
 MANY = 100  # that take workers long enough to be killed
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def whole(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, record(models, folder)
 
 
 def test_parts_give_the_trace_of_one_process(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:

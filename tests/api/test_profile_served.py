@@ -18,20 +18,9 @@ from draftgauge.serving.outputs import ServedAnswer, read_outputs
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
-from small_profiles import PROMPTS, SMALL, record, save_models
+from small_profiles import PROMPTS, SMALL, record
 from synthetic import texts_of
 from tiny import tiny_tokenizer
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def whole(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, record(models, folder)
 
 
 def batch_lines(run: Path, trace: Trace, with_tokens: bool) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import draftgauge as dg
-from command_line import draftgauge
+from command_line import draftgauge, rows_of, succeeds
 from draftgauge.api import profile as module
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.registry import NO_DRAFT
@@ -19,15 +18,10 @@ from draftgauge.replaying.ranking import on_one_target, rank_rows
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.traces.reader import read_trace
 from linear_costs import curve
-from small_profiles import SMALL, record, save_models
+from small_profiles import SMALL, record
 from synthetic import synthetic_trace
 
 CHECKPOINTS = Path(__file__).parents[1] / "drafters" / "checkpoints"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return save_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +86,10 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
     common = ["--target", str(models["target"]), "--prompts", str(models["prompts"])]
     common += ["--gamma-max", "3", "--max-new-tokens", "8", "--cost-seconds", "0"]
     bad, file = str(CHECKPOINTS / "dflash-flat"), tmp_path / "rank.json"
-    shown = draftgauge(["rank", "lookup", bad, *common, "--out", str(out), "--json", str(file)])
-    assert shown.exit_code == 0
+    shown = succeeds("rank", "lookup", bad, *common, "--out", str(out), "--json", str(file))
     assert "is left out" in shown.stderr
     assert "gain over it" in shown.stdout
-    rows = json.loads(file.read_text())["rows"]
+    rows = rows_of(file)
     assert [row["drafter"] for row in rows if "error" in row] == [bad]
     assert draftgauge(["rank", bad, *common, "--out", str(tmp_path / "none")]).exit_code == 1
     for wrong in (

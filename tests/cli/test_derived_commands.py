@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import draftgauge as package
-from command_line import draftgauge
+from command_line import draftgauge, succeeds
 from draftgauge.api import requests
 from draftgauge.core.settings import settings_of
 
@@ -46,8 +46,7 @@ def test_every_request_has_a_verb_and_every_setting_a_help_text() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_every_setting(verb: str) -> None:
-    result = draftgauge([*verb.split(), "--help"])
-    assert result.exit_code == 0
+    result = succeeds(*verb.split(), "--help")
     assert result.stdout.count("\n") <= 60 or verb in ("profile", "train")
     shown = result.stdout.split()
     for entry in settings_of(REQUESTS[VERBS[verb]]):

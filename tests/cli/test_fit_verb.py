@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Result, draftgauge
+from command_line import invoke, rows_of, succeeds
+from draftgauge.api.fit import FITS
 from draftgauge.core.prompts import TRAIN
-from draftgauge.fitting.registry import FITS
 from draftgauge.policies.fitted import FILE, load_fitted
 from draftgauge.replaying.splits import prompt_key
 from draftgauge.traces.reader import read_trace
@@ -24,34 +24,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "run", 24)
 
 
-def invoke(*arguments: object) -> Result:
-    return draftgauge([str(argument) for argument in arguments])
-
-
-def message(result: Result) -> str:
-    return " ".join(result.stderr.split())
-
-
 @pytest.mark.parametrize("policy", FITS)
 def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path: Path, policy: str) -> None:
     out = tmp_path / "p.json"
-    result = invoke("fit", run, "--policy", policy, "--out", out, "--json", tmp_path / "fit.json")
-    assert result.exit_code == 0, result.output
+    succeeds("fit", run, "--policy", policy, "--out", out, "--json", tmp_path / "fit.json")
     fitted = load_fitted(out)
     assert fitted.policy == policy
     assert fitted.gamma_max == GAMMA_MAX
     assert set(fitted.trained_on) == {prompt_key(p) for p in read_trace(run).prompts if p.split == TRAIN}
-    (validated,) = json.loads((tmp_path / "fit.json").read_text())["rows"]
+    (validated,) = rows_of(tmp_path / "fit.json")
     assert (validated["split"], validated["prompts"], validated["trained_prompts"]) == ("validation", 8, 8)
 
-    result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")
-    assert result.exit_code == 0, result.output
+    result = succeeds("replay", run, "--policy", out, "--json", tmp_path / "r.json")
     assert "warning" not in result.stderr
-    row = next(
-        r
-        for r in json.loads((tmp_path / "r.json").read_text())["rows"]
-        if r["policy"] == str(out) and r["task"] == "all"
-    )
+    row = next(r for r in rows_of(tmp_path / "r.json") if r["policy"] == str(out) and r["task"] == "all")
     assert row["split"] == "test"
     assert row["gain_low"] <= row["gain"] <= row["gain_high"]
 
@@ -70,18 +56,18 @@ def test_what_cannot_be_fitted_leaves_the_file_as_it_was(
     out.write_text("mine")
     result = invoke("fit", run, *arguments, "--out", out)
     assert result.exit_code == 2
-    assert says in message(result)
+    assert says in result.message
     assert out.read_text() == "mine"
 
 
 def test_the_file_is_named_json_and_prompts_are_enough(run: Path, tmp_path: Path) -> None:
     result = invoke("fit", run, "--out", tmp_path / "policy.pt")
     assert result.exit_code == 2
-    assert ".json file to write" in message(result)
+    assert ".json file to write" in result.message
     few = write_run(tmp_path / "few", 6)
     result = invoke("fit", few, "--out", tmp_path / "p.json")
     assert result.exit_code == 2
-    assert "8 or more" in message(result)
+    assert "8 or more" in result.message
     assert not (tmp_path / "p.json").exists()
 
 
@@ -109,19 +95,17 @@ def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_
         FILE.write(out, content | change)
         result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")
         assert result.exit_code == 2
-        assert says in message(result)
+        assert says in result.message
         assert not (tmp_path / "r.json").exists()
 
 
 def test_two_sources_are_compared_with_the_best_simple_rule(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.json"
-    result = invoke("fit", run, "--policy", "two-source", "--out", out, "--json", tmp_path / "fit.json")
-    assert result.exit_code == 0, result.output
-    (row,) = json.loads((tmp_path / "fit.json").read_text())["rows"]
+    succeeds("fit", run, "--policy", "two-source", "--out", out, "--json", tmp_path / "fit.json")
+    (row,) = rows_of(tmp_path / "fit.json")
     assert row["best_rival"].partition(":")[0] in ("cumulative-confidence", "lookup", "lookup-else-stopping")
     assert row["gain_over_rival_low"] <= row["gain_over_rival"] <= row["gain_over_rival_high"]
-    result = invoke("replay", run, "--policy", "lookup:least=1", "--json", tmp_path / "r.json")
-    assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    succeeds("replay", run, "--policy", "lookup:least=1", "--json", tmp_path / "r.json")
+    rows = rows_of(tmp_path / "r.json")
     assert {"hindsight-two-sources"} <= {row["policy"] for row in rows}
     assert all({"source_model", "source_text", "distinct_4grams"} <= row.keys() for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from command_line import Result, draftgauge
+from command_line import Result, draftgauge, rows_of, succeeds
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.manifest import Manifest
@@ -48,17 +47,8 @@ def invoke(*arguments: object) -> Result:
     return draftgauge(["replay", *(str(argument) for argument in arguments)])
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return list(json.loads(path.read_text())["rows"])
-
-
-def message(result: Result) -> str:
-    return " ".join(result.stderr.split())
-
-
 def test_test_prompts_are_judged_on_where_there_are_training_ones(run: Path, tmp_path: Path) -> None:
-    result = invoke(run, "-p", "fixed", "-p", "cumulative-confidence", "--json", tmp_path / "r.json")
-    assert result.exit_code == 0, result.output
+    result = succeeds("replay", run, "-p", "fixed", "-p", "cumulative-confidence", "--json", tmp_path / "r.json")
     assert "warning" not in result.stderr
     rows = rows_of(tmp_path / "r.json")
     assert all(set(row) >= KEYS for row in rows)
@@ -80,26 +70,23 @@ def test_all_prompts_on_demand(run: Path, tmp_path: Path) -> None:
 
 def test_prompts_that_a_policy_was_fitted_on_are_counted(run: Path, tmp_path: Path, fitted: FittedPolicy) -> None:
     save_fitted(fitted, tmp_path / "two.json")
-    unseen = invoke(run, "-p", tmp_path / "two.json")
-    assert unseen.exit_code == 0, unseen.output
+    unseen = succeeds("replay", run, "-p", tmp_path / "two.json")
     assert "warning" not in unseen.stderr
-    seen = invoke(run, "-p", tmp_path / "two.json", "--split", "all")
-    assert seen.exit_code == 0
-    assert "two.json was fitted on 3 of the 24 prompts that it is evaluated on" in message(seen)
+    seen = succeeds("replay", run, "-p", tmp_path / "two.json", "--split", "all")
+    assert "two.json was fitted on 3 of the 24 prompts that it is evaluated on" in seen.message
 
 
 def test_costs_of_another_device_are_pointed_out(tmp_path: Path) -> None:
-    result = invoke(write_run(tmp_path / "run", 8, device="cuda"), "-p", "no-draft")
-    assert result.exit_code == 0
+    result = succeeds("replay", write_run(tmp_path / "run", 8, device="cuda"), "-p", "no-draft")
     assert "warning" in result.stderr
-    assert "measured on cuda, its trace on cpu" in message(result)
+    assert "measured on cuda, its trace on cpu" in result.message
 
 
 def refused(result: Result, kept: Path) -> str:
     """The message of a refusal that left an earlier result as it was."""
     assert result.exit_code == 2, result.output
     assert kept.read_text() == "precious"
-    return message(result)
+    return result.message
 
 
 @pytest.fixture

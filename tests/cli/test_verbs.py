@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from command_line import Result, draftgauge
+from command_line import invoke, rows_of, succeeds
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli import generate as cli_generate
 from draftgauge.core.errors import DraftgaugeError
@@ -36,8 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def recorded(pair: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recorded run of the tiny pair."""
     out = tmp_path_factory.mktemp("run") / "trace"
-    result = invoke("profile", *profile_arguments(pair, out), "--json", out.with_suffix(".json"))
-    assert result.exit_code == 0, result.output
+    succeeds("profile", *profile_arguments(pair, out), "--json", out.with_suffix(".json"))
     return out
 
 
@@ -46,16 +45,6 @@ def profile_arguments(pair: dict[str, Path], out: Path) -> list[object]:
         *("--target", pair["target"], "--draft", pair["draft"], "--prompts", pair["prompts"], "--out", out),
         *("--max-new-tokens", 12, "--gamma-max", 4, "--device", "cpu", "--cost-seconds", 0),
     ]
-
-
-def invoke(*arguments: object) -> Result:
-    return draftgauge([str(a) for a in arguments])
-
-
-def rows_of(path: Path) -> list[dict[str, object]]:
-    document = json.loads(path.read_text())
-    assert set(document) >= {"sha256", "command", "created", "environment", "rows"}
-    return list(document["rows"])
 
 
 def test_bench_equals_plain_decoding_and_replay(recorded: Path, tmp_path: Path) -> None:
@@ -168,6 +157,5 @@ def test_costs_that_are_noise_are_pointed_out(
     assert "cost_doubt" in row
     for doubt in (None, "all of them are noise"):
         monkeypatch.setattr("draftgauge.api.profile.profile", lambda *_, **__: [row | {"cost_doubt": doubt}] * 2)  # noqa: B023
-        said = invoke("profile", *profile_arguments(pair, tmp_path / "run"))
-        assert said.exit_code == 0
+        said = succeeds("profile", *profile_arguments(pair, tmp_path / "run"))
         assert " ".join(said.stderr.split()).count("are not to be trusted, all of them are noise: run") == bool(doubt)

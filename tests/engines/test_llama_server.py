@@ -4,13 +4,12 @@ counts.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of
 from draftgauge.api.export import export
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PairSpec
@@ -73,7 +72,7 @@ def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[in
     assert len(counts.by_position) == LENGTH
     assert sum(counts.by_position) == counts.accepted
     assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = rows_of(tmp_path / "rows.json")
     assert rows[LENGTH]["tokens_per_step"] == pytest.approx(1 + counts.accepted / counts.drafts)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from command_line import draftgauge
+from command_line import draftgauge, succeeds
 from draftgauge.api.export import export
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.reuse import (
@@ -232,8 +232,7 @@ def test_the_command_says_whether_llama_cpp_can_run_it(
     tmp_path: Path, target: PreTrainedModel, options: dict[str, Any], lacks: tuple[str, ...]
 ) -> None:
     saved(tmp_path / "drafter", target, **options)
-    result = draftgauge(["export", str(tmp_path / "drafter"), "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
+    result = succeeds("export", str(tmp_path / "drafter"), "--out", str(tmp_path / "out"))
     assert all(word in result.stdout for word in lacks)
     assert ("llama.cpp cannot run it" in result.stdout) == bool(lacks)
     assert ("--spec-type draft-eagle3" in result.stdout) == (not lacks)
@@ -241,8 +240,7 @@ def test_the_command_says_whether_llama_cpp_can_run_it(
 
 def test_the_command_prints_how_engines_load_it(tmp_path: Path, target: PreTrainedModel) -> None:
     saved(tmp_path / "drafter", target, target_source="reference")  # engines do not know what that is
-    result = draftgauge(["export", str(tmp_path / "drafter"), "--format", "eagle3", "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
+    result = succeeds("export", str(tmp_path / "drafter"), "--format", "eagle3", "--out", str(tmp_path / "out"))
     assert f"vLLM: vllm serve {reference_path('target')} " in result.stdout
     assert f'"model": "{tmp_path / "out"}", "num_speculative_tokens": {DEPTHS}' in result.stdout
     assert "--speculative-algorithm EAGLE3" in result.stdout

@@ -45,8 +45,7 @@ def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
     target = target_of(family)
     for drafter in (draft_of(family), draft_of(family, noise=1.0), target, "prompt_lookup"):
         speculation = draftgauge.speculative(drafter, "fixed:3", engine=engine)
-        plain, speculative = plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20)
-        assert torch.equal(speculative, plain)
+        assert torch.equal(*plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20))
         if drafter is target:
             assert [step.accepted for step in speculation.generations[0].steps] == [3, 3, 3, 3, 3]
 
@@ -58,8 +57,7 @@ SPECKV = str(Path(bundled.__file__).parent / "bundled" / "speckv.json")
 def test_every_policy_gives_the_same_tokens(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> None:
     longest = bundled.bundled_policy("speckv").gamma_max
     speculation = draftgauge.speculative(draft, policy, gamma_max=longest)
-    plain, speculative = plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20)
-    assert torch.equal(speculative, plain)
+    assert torch.equal(*plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20))
 
 
 def test_a_policy_that_weighs_cost_has_them_measured_once_or_given(
@@ -89,8 +87,7 @@ def test_a_trained_drafter_by_its_folder(tmp_path: Path, engine: str) -> None:
     config = reuse_config(model.config, "hidden", intermediate_size=96, target_fingerprint=target_fingerprint(model))
     save_drafter(tmp_path / "drafter", new_net(config, model, seed=3), {})
     speculation = draftgauge.speculative(tmp_path / "drafter", "fixed:2", engine=engine)
-    plain, speculative = plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=25)
-    assert torch.equal(speculative, plain)
+    assert torch.equal(*plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=25))
     assert sum(step.drafted for step in speculation.generations[0].steps) > 20
 
 
@@ -149,8 +146,7 @@ def test_prompt_lookup_stops_at_an_end_token_in_the_prompt(target: PreTrainedMod
     for end in range(VOCABULARY):
         speculation = draftgauge.speculative("prompt_lookup", "fixed:4")
         options = {"inputs": ids, "max_new_tokens": 12, "eos_token_id": end, "pad_token_id": 0}
-        plain, speculative = plain_and_speculative(target, speculation, **options)
-        assert torch.equal(speculative, plain), end
+        assert torch.equal(*plain_and_speculative(target, speculation, **options)), end
 
 
 @pytest.mark.parametrize(
@@ -245,8 +241,7 @@ def test_logits_processors_see_the_text_of_every_row(
 ) -> None:
     speculation = draftgauge.speculative(draft, "fixed:3")
     arguments = {"inputs": prompt(), "max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
-    plain, speculative = plain_and_speculative(target, speculation, **arguments, **options)
-    assert torch.equal(speculative, plain)
+    assert torch.equal(*plain_and_speculative(target, speculation, **arguments, **options))
 
 
 def test_a_processor_never_sees_a_text_that_generate_would_not_show(

@@ -6,7 +6,6 @@ Needs libllama and the package gguf (``pip install 'draftgauge[gguf]'``).
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import draftgauge
+from command_line import rows_of, succeeds
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import LoadSpec, PairSpec
 from draftgauge.core.errors import ModelError
@@ -220,11 +219,9 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     models = ["--target", str(files["target"]), "--draft", str(files["draft"])]
     models += ["--tokenizer", str(reference_path("target"))]
     small = ["--limit", "2", "--max-new-tokens", "24", "--gamma-max", "4", "--cost-seconds", "2"]
-    result = draftgauge(["profile", "--out", str(run), *models, *small])
-    assert result.exit_code == 0, result.output
-    result = draftgauge(["advise", str(run), "--engine", "gguf", "--json", str(tmp_path / "advice.json")])
-    assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "advice.json").read_text())["rows"]
+    succeeds("profile", "--out", str(run), *models, *small)
+    succeeds("advise", str(run), "--engine", "gguf", "--json", str(tmp_path / "advice.json"))
+    rows = rows_of(tmp_path / "advice.json")
     assert [row["setting"] for row in rows[:5]] == ["plain", *(f"fixed:{length}" for length in range(1, 5))]
     assert {(row["engine"], row["low"] <= row["speedup"] <= row["high"]) for row in rows} == {("gguf", True)}
     (advised,) = [row for row in rows if row["advised"]]
@@ -233,7 +230,5 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     words.remove("--chat")
     pasted = dict(zip(words[2::2], words[3::2], strict=True))
     assert (pasted["--target"], pasted["--tokenizer"]) == (str(files["target"]), str(reference_path("target")))
-    result = draftgauge([*words, "--max-new-tokens", "8"])
-    assert result.exit_code == 0, result.output
-    result = draftgauge(["generate", "hello", *models, "--max-new-tokens", "8", "--policy", "fixed:2"])
-    assert result.exit_code == 0, result.output
+    succeeds(*words, "--max-new-tokens", "8")
+    succeeds("generate", "hello", *models, "--max-new-tokens", "8", "--policy", "fixed:2")

@@ -24,45 +24,64 @@ SPECS = ("no-draft", "fixed:2", "hf-heuristic", "hf-confidence", "hf-confidence:
 examples = settings(max_examples=50, deadline=None)
 
 
-def every_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
-    """Modelled seconds of every sequence of draft lengths that decodes the prompt: the tree of choices, enumerated."""
+def every_path(trace: Trace, prompt: int, costs: CostCurve, text: bool) -> list[float]:
+    """Modelled seconds of every sequence of drafts that decodes the prompt: the tree of choices, enumerated.
+
+    Drafts hold the drafter's tokens and then, with ``text``, those that a live index predicts.
+    """
     first, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
     info = trace.prompts[prompt]
     output = trace.token[first:end].tolist()
+
+    def agreed(proposed: list[int], position: int) -> int:
+        count = 0
+        while count < len(proposed) and position + count < len(output) and proposed[count] == output[position + count]:
+            count += 1
+        return count
 
     @cache
     def paths(position: int, backlog: int) -> tuple[float, ...]:
         if position == len(output):
             return (0.0,)
+        index = NgramIndex()
+        index.extend([*info.prompt_token, *output[:position]])
+        room = trace.max_new_tokens - position - 1
         available = [token for token in trace.draft_token[first + position].tolist() if token >= 0]
         found: set[float] = set()
-        for gamma in range(min(trace.gamma_max, len(available), trace.max_new_tokens - position - 1) + 1):
-            agreed = 0
-            while agreed < gamma and position + agreed < len(output) and available[agreed] == output[position + agreed]:
-                agreed += 1
-            after = min(position + agreed + 1, len(output))
-            here = float(costs.step_seconds(gamma, info.prompt_tokens + position))
-            if gamma:
-                here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
-                left = (2 if agreed == gamma else 1) if costs.keeps_drafted else agreed + 1
-            else:
-                left = backlog + 1
-            found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)))}
+        for gamma in range(min(trace.gamma_max, len(available), room) + 1):
+            for appended in range(min(trace.gamma_max, room) - gamma + 1 if text else 1):
+                draft = available[:gamma]
+                for _ in range(appended):
+                    match = index.match([*index.text, *draft])
+                    draft.append(-1 if match is None else match.token)  # without a match any wrong token will do
+                accepted = agreed(draft, position)
+                here = float(costs.step_seconds(gamma, info.prompt_tokens + position, appended=appended))
+                if gamma:
+                    here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
+                    kept = min(accepted, gamma - 1) if costs.keeps_drafted else 0
+                    left = accepted + 1 - kept
+                else:
+                    left = backlog + accepted + 1
+                after = min(position + accepted + 1, len(output))
+                found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)))}
         return tuple(found)
 
     return list(paths(0, 1))
 
 
 @examples
-@given(seed=st.integers(0, 100_000), length=st.integers(1, 7), gamma_max=st.integers(1, 3))
+@pytest.mark.parametrize("text", [False, True])
+@given(seed=st.integers(0, 100_000), length=st.integers(1, 6), gamma_max=st.integers(1, 3))
 def test_dynamic_programming_equals_enumeration(
-    seed: int, length: int, gamma_max: int, random_costs: Callable[[int, int], CostCurve]
+    seed: int, length: int, gamma_max: int, text: bool, random_costs: Callable[[int, int], CostCurve]
 ) -> None:
-    trace = synthetic_trace(seed, prompts=3, length=length, gamma_max=gamma_max)
+    trace = synthetic_trace(seed, prompts=3, length=length + 1, gamma_max=gamma_max)
+    if text:
+        trace = repeating_trace(seed, prompts=2, length=length, gamma_max=gamma_max, vocabulary=2)
     costs = random_costs(seed, gamma_max)
-    best = hindsight_optimum(trace, costs)
+    best = hindsight_optimum(trace, costs, text=text)
     for prompt in range(len(trace.prompts)):
-        least = min(every_path(trace, prompt, costs))
+        least = min(every_path(trace, prompt, costs, text))
         assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
         assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
 
@@ -98,62 +117,6 @@ def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., 
 def test_a_cost_curve_measured_less_far_is_refused(linear_costs: Callable[..., CostCurve]) -> None:
     with pytest.raises(TraceError, match=r"measured for gamma 0\.\.2"):
         hindsight_optimum(synthetic_trace(1, prompts=2, length=9, gamma_max=4), linear_costs(2))
-
-
-def every_two_source_path(trace: Trace, prompt: int, costs: CostCurve) -> list[float]:
-    """As :func:`every_path`, of drafts of the drafter's tokens and then the text's, each looked up in a live index."""
-    first, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
-    info = trace.prompts[prompt]
-    output = trace.token[first:end].tolist()
-
-    def agreed(proposed: list[int], position: int) -> int:
-        count = 0
-        while count < len(proposed) and position + count < len(output) and proposed[count] == output[position + count]:
-            count += 1
-        return count
-
-    @cache
-    def paths(position: int, backlog: int) -> tuple[float, ...]:
-        if position == len(output):
-            return (0.0,)
-        index = NgramIndex()
-        index.extend([*info.prompt_token, *output[:position]])
-        room = trace.max_new_tokens - position - 1
-        available = [token for token in trace.draft_token[first + position].tolist() if token >= 0]
-        found: set[float] = set()
-        for gamma in range(min(trace.gamma_max, len(available), room) + 1):
-            for appended in range(min(trace.gamma_max, room) - gamma + 1):
-                draft = available[:gamma]
-                for _ in range(appended):
-                    match = index.match([*index.text, *draft])
-                    draft.append(-1 if match is None else match.token)  # without a match any wrong token will do
-                accepted = agreed(draft, position)
-                here = float(costs.step_seconds(gamma, info.prompt_tokens + position, appended=appended))
-                if gamma:
-                    here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
-                    kept = min(accepted, gamma - 1) if costs.keeps_drafted else 0
-                    left = accepted + 1 - kept
-                else:
-                    left = backlog + accepted + 1
-                after = min(position + accepted + 1, len(output))
-                found |= {here + rest for rest in paths(after, min(left, len(costs.catch_up)))}
-        return tuple(found)
-
-    return list(paths(0, 1))
-
-
-@examples
-@given(seed=st.integers(0, 100_000), length=st.integers(1, 6), gamma_max=st.integers(1, 3))
-def test_two_sources_equal_enumeration(
-    seed: int, length: int, gamma_max: int, random_costs: Callable[[int, int], CostCurve]
-) -> None:
-    trace = repeating_trace(seed, prompts=2, length=length, gamma_max=gamma_max, vocabulary=2)
-    costs = random_costs(seed, gamma_max)
-    best = hindsight_optimum(trace, costs, text=True)
-    for prompt in range(len(trace.prompts)):
-        least = min(every_two_source_path(trace, prompt, costs))
-        assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
-        assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
 
 
 def test_the_text_is_no_source_of_sampled_decoding(linear_costs: Callable[..., CostCurve]) -> None:

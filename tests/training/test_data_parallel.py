@@ -21,24 +21,17 @@ from draftgauge.models import device
 from draftgauge.training import world
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
-from tiny import save_tiny
+from small_trainings import small_training
 
 STEPS = 6
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
-    folder = tmp_path_factory.mktemp("parallel")
-    target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": "Count" + n * " on"}) + "\n" for n in range(9)))
-    return TrainingSpec(
-        target=str(target),
+    return small_training(
+        tmp_path_factory.mktemp("parallel"),
+        ["Count" + n * " on" for n in range(9)],
         reuse="hybrid",
-        prompts=folder / "prompts.jsonl",
-        new_tokens=12,
-        answers=folder / "answers.jsonl",
-        depths=3,
-        length=64,
         steps=STEPS,
         batch=4,
         checkpoint_every=2,

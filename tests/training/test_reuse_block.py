@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of, succeeds
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.seeds import generator
 from draftgauge.drafters.reuse import new_net, reuse_config
@@ -24,7 +24,8 @@ from draftgauge.training.reuse.estimate import estimate
 from draftgauge.training.reuse.loss import backward_through_depths, teach
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
-from tiny import save_tiny, tiny_model, tokens
+from small_trainings import small_training
+from tiny import tiny_model, tokens
 
 SIZE, VOCABULARY = 4, 24
 DESIGNS = ("hidden", "kv", "hybrid", "control")
@@ -129,14 +130,10 @@ def test_anchors_are_drawn_without_replacement_where_they_have_labels() -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
+    prompts = [f"Count to {n}: " for n in range(8)]
+    design: dict[str, Any] = {"recipe": "block", "reuse": "kv", "depths": 4, "precision": "fp32", "device": "cpu"}
     folder = tmp_path_factory.mktemp("block")
-    target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n}: "}) + "\n" for n in range(8)))
-    return TrainingSpec(
-        target=str(target), recipe="block", reuse="kv", prompts=folder / "prompts.jsonl", new_tokens=12, length=64,
-        answers=folder / "answers.jsonl", depths=4, steps=60, batch=4, learning_rate=5e-3, precision="fp32",
-        device="cpu",
-    )  # fmt: skip
+    return small_training(folder, prompts, steps=60, batch=4, learning_rate=5e-3, **design)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +164,8 @@ def test_a_block_drafter_learns_and_goes_through_every_verb(base: TrainingSpec, 
     assert last["loss"] < 0.4 * first["loss"]
     assert base.prompts is not None
     common = ["--prompts", str(base.prompts), "--max-new-tokens", "10"]
-    done = draftgauge(["evaluate", str(run), *common, "--json", str(tmp_path / "rows.json")])
-    assert done.exit_code == 0, done.output
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    succeeds("evaluate", str(run), *common, "--json", str(tmp_path / "rows.json"))
+    rows = rows_of(tmp_path / "rows.json")
     assert [row["depth"] for row in rows if "depth" in row] == list(range(4))
     (whole,) = [row for row in rows if "live_mat" in row]
     assert whole["live_mismatched_prompts"] == 0

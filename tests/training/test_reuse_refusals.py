@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of, succeeds
 from draftgauge.api.requests import TrainRequest
 from draftgauge.api.train import train
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
 from draftgauge.training.reuse import features, tracking
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
+from small_trainings import small_training
 from tiny import save_tiny
 
 QWEN3_8B = {
@@ -42,19 +43,7 @@ def plan(training: TrainingSpec, out: Path | None = None) -> list[dict[str, Any]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
-    folder = tmp_path_factory.mktemp("refusals")
-    target = save_tiny(folder / "target", num_hidden_layers=4)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n}: "}) + "\n" for n in range(6)))
-    return TrainingSpec(
-        target=str(target),
-        prompts=folder / "prompts.jsonl",
-        new_tokens=8,
-        answers=folder / "a.jsonl",
-        depths=3,
-        length=64,
-        steps=2,
-        batch=2,
-    )
+    return small_training(tmp_path_factory.mktemp("refusals"), [f"Count to {n}: " for n in range(6)], new_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -247,13 +236,11 @@ def test_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
         "2",
     ]
     common += ["--batch", "2", "--depths", "3", "--reuse", "hybrid", "--out", str(tmp_path / "run")]
-    planned = draftgauge([*common, "--plan"])
-    assert planned.exit_code == 0, planned.output
+    planned = succeeds(*common, "--plan")
     assert "Before anything starts" in planned.output
     assert not (tmp_path / "run").exists()
-    trained = draftgauge([*common, "--json", str(tmp_path / "rows.json")])
-    assert trained.exit_code == 0, trained.output
-    row = json.loads((tmp_path / "rows.json").read_text())["rows"][0]
+    succeeds(*common, "--json", str(tmp_path / "rows.json"))
+    row = rows_of(tmp_path / "rows.json")[0]
     assert (row["design"], row["steps"], row["folder"]) == ("hybrid", 2, str(tmp_path / "run"))
     for wrong, words in (
         (["--taps", "0,77"], "no layer 77"),

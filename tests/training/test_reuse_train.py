@@ -26,24 +26,16 @@ from draftgauge.training import optimise as loop
 from draftgauge.training.reuse.batches import DataOrder
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
+from small_trainings import small_training
 from tiny import save_tiny
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
-    folder = tmp_path_factory.mktemp("training")
-    target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)
-    (folder / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"Count to {n * n}: "}) + "\n" for n in range(12))
-    )
-    return TrainingSpec(
-        target=str(target),
+    return small_training(
+        tmp_path_factory.mktemp("training"),
+        [f"Count to {n * n}: " for n in range(12)],
         reuse="hidden",
-        prompts=folder / "prompts.jsonl",
-        new_tokens=12,
-        answers=folder / "answers.jsonl",
-        depths=3,
-        length=64,
         steps=9,
         batch=4,
         checkpoint_every=4,

@@ -1,0 +1,22 @@
+"""Small models and a run of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftgauge.traces.trace import Trace
+from small_profiles import record, save_models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, record(models, folder)
