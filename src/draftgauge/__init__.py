@@ -1,7 +1,7 @@
 """draftgauge: measure, replay and run speculative decoding.
 
 The functions below mirror the verbs of the command line. They are imported on first use, so that replaying and reading
-traces does not load torch. What cannot be done raises :class:`DraftgaugeError`, with what to do instead.
+traces does not load torch.
 """
 
 from __future__ import annotations

@@ -85,6 +85,10 @@ def bench(
     Returns:
         Rows as :func:`bench_rows` describes. What gains are stated over always runs: the policy asked for, else, of a
         recorded run, its best fixed length, chosen on training prompts where there are any.
+
+    Raises:
+        DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
+            prompts or models that cannot be used; for a loaded pair beside a run or models to load.
     """
     objects = objects or {}
     over = None if request.over is None else Reference(request.over, ASKED)

@@ -26,6 +26,10 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
     Returns:
         One row: how many outputs and tokens the datastore holds now and how many tokens it may, how many outputs of the
         runs there was no room for (``left_out``).
+
+    Raises:
+        DraftgaugeError: if a run does not say which vocabulary its tokens are of, or the file is of another one.
+        TraceError: if the folder holds no complete trace, or lacks the split or the prompts' tokens.
     """
     vocabularies, outputs = set(), []
     for run, _ in select_runs(request.folder):

@@ -28,6 +28,11 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
         Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``layers``,
         ``injection`` and ``init`` (``warm`` for those that started from another drafter), and with ``runs``, the
         folders that were pooled: those whose drafters are made alike and were trained alike but for the seed.
+
+    Raises:
+        ModelError: if a folder holds no drafter, or one of another target.
+        PromptError: if the prompts cannot be read.
+        DraftgaugeError: if two drafters were trained alike with the same seed.
     """
     descriptions = {run: read_description(run) for run in request.runs}
     groups: dict[str, list[Path]] = {}

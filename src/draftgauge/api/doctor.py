@@ -50,6 +50,9 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: W
     Returns:
         Rows as of :func:`draftgauge.api.doctor_checks.examine`: ``check``, ``status`` ("wrong", "suspect", "well",
         "unknown"), ``what``, ``evidence`` and ``remedy``.
+
+    Raises:
+        DraftgaugeError: for models, prompts, a run or a server that cannot be used.
     """
     if request.url is not None:
         if request.folder is not None:

@@ -41,6 +41,10 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
         over all positions and ``survival``, the share of positions where every token up to this depth is right; one of
         the drafter as a whole, ``mat`` and ``retention`` with intervals, live and tree measures and speed; rows of
         ``mat`` by task (``measure``, ``task``, ``estimate``, ``low``, ``high``). Intervals are 95%, by prompt.
+
+    Raises:
+        ModelError: if the folder holds no drafter, or one of another target.
+        PromptError: if the prompts cannot be read.
     """
     description = read_description(request.drafter)
     target, tokenizer = load_single(request, description)

@@ -22,6 +22,11 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     Returns:
         One row: format, drafter, folder, tensors, parameters, target, the depths that the drafter was trained for (None
         if it does not say), and ``llama_cpp_lacks``: why llama.cpp cannot run it, None where it can.
+
+    Raises:
+        ModelError: if the folder holds no drafter, or a damaged one.
+        DraftgaugeError: if the format has no place for a drafter of its design, or the folder cannot be written
+            or holds something else.
     """
     if os.path.realpath(request.out) == os.path.realpath(request.drafter):
         raise DraftgaugeError(f"{request.out} is the drafter itself: choose another folder for the checkpoint")

@@ -41,6 +41,10 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         :func:`draftgauge.replaying.evaluate.evaluate`), if there are enough, also over the best simple rule, tuned
         (``best_rival``, ``gain_over_rival``); ``trained_prompts``; and whether the run has enough test prompts to judge
         the policy on by replay (``judgeable``).
+
+    Raises:
+        DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``.
+        TraceError: if a run lacks what is needed, or has fewer than 8 training prompts.
     """
     policy, out, seed = request.policy, request.out, request.randomness.seed
     if policy not in FITS:

@@ -55,6 +55,10 @@ def generate(
             corrected, bonus or plain.
         progress: told (what, done, total) while the pair's costs are measured, for a policy that weighs them; on a
             machine that has measured them before they are known.
+
+    Raises:
+        DraftgaugeError: for unknown policies, prompts that are empty or too long, settings out of range, or a pair that
+            is given twice.
     """
     if pair is not None:
         refuse_beside_pair(request)

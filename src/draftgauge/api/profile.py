@@ -61,6 +61,9 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
     Returns:
         Rows as :func:`profile_rows` describes; ``run`` names the folder of each run. Of a plan, as
         :func:`~draftgauge.api.profile_estimate.estimate_rows`.
+
+    Raises:
+        DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
     request = replace(request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_of(request.pair)))
     _check_recordable(request)

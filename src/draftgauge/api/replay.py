@@ -50,6 +50,10 @@ def replay(
         Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the recommended policy's row over all tasks
         also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``. Of batches, as
         :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
+
+    Raises:
+        DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
+        TraceError: if the folder holds no complete trace, or lacks what was asked for.
     """
     objects = objects or {}
     if request.batches and objects:

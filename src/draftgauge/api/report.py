@@ -24,6 +24,10 @@ def report(request: ReportRequest) -> Path:
     """Write one self-contained HTML file about the runs at a place, and return its path.
 
     The policies of every comparison, fitted ones in a run's folder and those asked for are judged as ``replay`` does.
+
+    Raises:
+        TraceError: if the folder holds no complete trace, or too few prompts to judge fitted policies on.
+        DraftgaugeError: if a bench file cannot be read, or a policy is unknown or was fitted for other drafts.
     """
     live = [row for path in request.bench for row in read_measurement(path).rows]
     ranked = () if request.ranked is None else read_measurement(request.ranked).rows

@@ -70,6 +70,10 @@ def study_speckv(request: StudySpeckvRequest, *, progress: Progress = silent) ->
     Returns:
         Rows with ``table``: "policies", "breakdown", "predictors", "improvement", "choices" and "correlations" as
         published; "honest" is what the records say, see :func:`draftgauge.studies.speckv.study.run_study`.
+
+    Raises:
+        DraftgaugeError: naming file and line, if a table is not the published one or like it; or if ``out`` cannot be
+            written to. Nothing is written then.
     """
     records = read_records(request.steps, request.experiments)
     if request.out is not None:

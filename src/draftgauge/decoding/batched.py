@@ -127,11 +127,6 @@ def batched_decode(
     Args:
         target, draft: with at least ``plan.batch`` rows each, and room for the longest prompt and its output.
         prompts: token ids; each takes the first slot that becomes free.
-
-    Raises:
-        DraftgaugeError: if sampling is asked for, a prompt is empty or longer than there is room for, or there are no
-            prompts.
-        ModelError: if the target's logits are not finite.
     """
     if not settings.sampling.greedy:
         raise DraftgaugeError("batches are decoded greedily: leave out the temperature")

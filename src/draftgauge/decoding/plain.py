@@ -35,10 +35,6 @@ def plain_decode(
 
     Returns:
         The output; every origin is "plain" and every step commits one token.
-
-    Raises:
-        DraftgaugeError: if the prompt is empty, does not fit the model's context, or something needed is missing.
-        ModelError: if logits are not finite.
     """
     check_request(model.spec, prompt_tokens, settings, generator)
     device = model.spec.device

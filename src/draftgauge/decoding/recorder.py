@@ -42,9 +42,6 @@ class RecordingPlan:
     Attributes:
         settings: their limit and end tokens end the output, the end tokens also drafts.
         gamma_max: longest draft, at least 1.
-
-    Raises:
-        DraftgaugeError: if the settings stop at strings, or ``gamma_max`` is not positive.
     """
 
     settings: DecodingSettings
@@ -79,10 +76,6 @@ def record_prompt(
             (:class:`~draftgauge.drafters.dense.DraftsEverywhere`). Sampled decoding is recorded only with one whose
             draft from one position tells of the next ones (:class:`~draftgauge.drafters.dense.DraftsRefused`).
         generator: on the target's device, needed at a temperature above 0.
-
-    Raises:
-        DraftgaugeError: if sampling lacks its generator or a draft model, or as the loops raise.
-        ModelError: if logits are not finite.
     """
     settings, gamma_max = plan.settings, plan.gamma_max
     greedy = settings.sampling.greedy

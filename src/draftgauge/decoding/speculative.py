@@ -49,10 +49,6 @@ def speculative_decode(
             distributions in its drafts.
         generator: on the target's device, needed if the sampling is not greedy.
         on_commit: told the new tokens and how each came, once a step.
-
-    Raises:
-        DraftgaugeError: if the prompt is empty, does not fit the target's context, or something needed is missing.
-        ModelError: if the target's logits are not finite.
     """
     check_request(target.spec, prompt_tokens, settings, generator)
     reads_of(policy)

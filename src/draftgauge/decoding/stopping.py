@@ -24,14 +24,6 @@ class Stopper:
     """Follows one output and says where it ends."""
 
     def __init__(self, settings: DecodingSettings) -> None:
-        """Start a new output.
-
-        Args:
-            settings: the limit, end tokens, stop strings and what else ends it.
-
-        Raises:
-            DraftgaugeError: if there are stop strings but nothing to decode with.
-        """
         decode = settings.detokenize
         if settings.stop_strings and decode is None:
             raise DraftgaugeError("stop strings need a detokenizer: pass the tokenizer's decode")

@@ -105,9 +105,7 @@ class DraftSource(ABC):
 
         Args:
             taps: of the target, by ``tap_plan``; None if that is None.
-            end_tokens: its drafts end with any of these.
             sampling: how it drafts, greedily if None.
-            generator: on the target's device, needed for sampled drafts.
         """
 
     def fingerprint(self) -> str | None:
@@ -148,9 +146,6 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
     """The name of the kind that is to draft, and the model or folder it takes.
 
     ``drafter`` names a kind, whose source is ``draft``, or is itself a source from which the kind is known.
-
-    Raises:
-        DraftgaugeError: for a drafter that is neither, or one that lacks what it takes.
     """
     kinds = drafter_kinds()
     if str(drafter) in kinds:

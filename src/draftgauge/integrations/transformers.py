@@ -74,6 +74,9 @@ class Speculative:
                 run. They are measured in the first call if None, which takes some seconds.
             tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether
                 the drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
+
+        Raises:
+            DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
         """
         self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
         if gamma_max is None:

@@ -76,12 +76,7 @@ class Proposer:
     """A proposer for vLLM's ``custom_class``; ``requests`` are those of the last batch whose prompts were read."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """Load the drafter for vLLM's ``VllmConfig``.
-
-        Raises:
-            DraftgaugeError: for options that are unknown or cannot be, a policy that reads what vLLM does not hand
-                over, a vLLM that is too old, or a draft that cannot be loaded or has another vocabulary.
-        """
+        """Load the drafter for vLLM's ``VllmConfig``."""
         check_version()
         fix_sampling()
         given = (vllm_config.additional_config or {}).get("draftgauge", {})
@@ -116,7 +111,6 @@ class Proposer:
             sampled_token_ids: of each request the tokens that the last step committed; none while its prompt is read.
             num_tokens_no_spec: ``[requests]`` length of each text.
             token_ids_cpu: ``[requests, longest text]`` the texts.
-            slot_mappings: not used.
         """
         with _own_defaults(), torch.inference_mode():
             present = self._follow(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

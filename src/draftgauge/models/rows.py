@@ -103,7 +103,6 @@ def _attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | N
     """Attention ``[T, H D]`` of queries ``[T, H, D]`` over rows ``[B, 2 KV, C, D]`` that already hold the tokens.
 
     Args:
-        queries, seen: as above.
         mask: additive, ``[B, 1, W G, C]``, by token, then query head of a group.
         slot: ``[T]`` place of each token in ``[B, W]``; None where every row has ``W`` tokens, in order.
         mix: of the decoder.

@@ -119,12 +119,7 @@ class PerRequest:
     """Every request of a batch decides for itself."""
 
     def __init__(self, policies: Sequence[Policy]) -> None:
-        """One policy a slot, of the same kind.
-
-        Raises:
-            DraftgaugeError: for a policy that appends tokens that it looks up in the text, or reads the target's
-                entropy.
-        """
+        """One policy a slot, of the same kind."""
         if isinstance(policies[0], Extends):
             raise DraftgaugeError(
                 f"policy {type(policies[0]).__name__} looks tokens up in the text, which batches do not have"

@@ -79,12 +79,7 @@ class AdaptiveConfidenceThreshold:
 
 
 def _cheapest_threshold(matches: Sequence[int], confidences: Sequence[float]) -> float:
-    """The threshold with the least ``fpr + 3 fnr``, as found on ``sklearn.metrics.roc_curve`` (the highest of equals).
-
-    Args:
-        matches: 1 where the drafted token matched, else 0; both must occur.
-        confidences: one a token.
-    """
+    """The threshold with the least ``fpr + 3 fnr`` on ``sklearn.metrics.roc_curve`` (the highest of equals)."""
     order = np.argsort(-np.asarray(confidences), kind="stable")
     scores = np.asarray(confidences)[order]
     last_of_equals = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)

@@ -25,8 +25,6 @@ class HuggingFaceHeuristic(PolicyBase):
         """Begin at ``start`` tokens (transformers' ``num_assistant_tokens``), or at ``gamma_max`` if that is less.
 
         Args:
-            gamma_max: the longest draft.
-            start: length of the first draft, at least 1.
             persistent: the length carries over from prompt to prompt ("heuristic"); if not, every prompt starts again
                 ("heuristic_transient").
         """

@@ -33,7 +33,6 @@ class NgramIndex:
     """A growing text, and for each of its n-grams of 1 to ``LONGEST`` tokens what followed it last.
 
     Attributes:
-        text: the tokens indexed.
         earlier: an index of other texts, whose match counts where its n-gram is longer.
     """
 

@@ -62,12 +62,8 @@ def register_policy(
     compared: bool = False,
     complexity: int | None = None,
 ) -> Callable[[Factory], Factory]:
-    """Decorator of a policy's factory.
-
-    Args:
-        name: what specs call it.
-        description, variants, grid, compared: as of :class:`PolicyEntry`.
-        complexity: likewise; the parameters in ``grid`` if it is not given.
+    """Decorator of a policy's factory, see :class:`PolicyEntry`; ``complexity`` is the number of ``grid`` parameters by
+    default.
     """
 
     def add(factory: Factory) -> Factory:

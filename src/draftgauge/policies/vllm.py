@@ -78,10 +78,7 @@ class AdaptiveVerification(PolicyBase):
         """Draft at most ``gamma`` tokens.
 
         Args:
-            gamma: the length of a whole block.
             seconds: of a step that drafts 0, 1, ... ``gamma`` tokens.
-            refit: steps between moves of the coefficients.
-            warm_up: rounds of so many steps with whole blocks.
         """
         self.gamma = gamma
         self.seconds = tuple(seconds)
