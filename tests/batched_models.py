@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-
 from draftgauge.models.rows import Run
 from draftgauge.models.static_model import StaticModel
-from tiny import tiny_model
+from tiny import noisy, tiny_model
 
 
 def static_pair() -> tuple[StaticModel, StaticModel]:
     """A target, and a draft that often agrees with it."""
-    draft = tiny_model("llama", num_hidden_layers=2, seed=0)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.15 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    draft = noisy(tiny_model("llama", num_hidden_layers=2, seed=0), 0.15)
     return StaticModel(tiny_model("llama", seed=0)), StaticModel(draft)
 
 

@@ -50,6 +50,13 @@ def succeeds(*arguments: object) -> Result:
     return result
 
 
+def refusal(*arguments: object) -> str:
+    """The message of a run that must be refused."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, (arguments, result.output)
+    return result.message
+
+
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """What ``--json`` wrote."""
     document = json.loads(path.read_text())

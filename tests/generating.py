@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
-from tiny import tiny_model, tokens
+from tiny import noisy, tiny_model, tokens
 
 VOCABULARY = 12  # so small that drafts are accepted in part
 
@@ -23,12 +23,7 @@ def target_of(family: str) -> PreTrainedModel:
 @functools.cache
 def draft_of(family: str, noise: float = 0.1) -> PreTrainedModel:
     """The target with noise in its weights."""
-    draft = copy.deepcopy(target_of(family))
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    return draft
+    return noisy(copy.deepcopy(target_of(family)), noise)
 
 
 def plain_and_speculative(model: PreTrainedModel, speculation: Any, **arguments: Any) -> tuple[Any, Any]:

@@ -152,14 +152,18 @@ def save_tiny(
     return folder
 
 
-def save_noisy(folder: Path, noise: float = 0.1) -> Path:
-    """Write a model with the weights of ``save_tiny``'s but for some noise: a draft that is often right for it."""
-    draft = tiny_model()
+def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
+    """The model, its weights changed by noise: a draft that is often right for the one without."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in draft.parameters():
+        for parameter in model.parameters():
             parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    draft.save_pretrained(folder)
+    return model
+
+
+def save_noisy(folder: Path, noise: float = 0.1) -> Path:
+    """Write :func:`noisy` of the model that :func:`save_tiny` writes."""
+    noisy(tiny_model(), noise).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

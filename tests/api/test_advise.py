@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge, rows_of, succeeds
+from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.api.advise import LOADED, advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
@@ -307,9 +307,8 @@ def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None
     folder = tmp_path / "lookup"
     shutil.copytree(run, folder)
     replace(Manifest.load(folder), drafter="prompt_lookup").save(folder)
-    result = draftgauge(["advise", str(folder), "-e", "sglang", "--costs", str(costs)])
-    assert result.exit_code == 2
-    assert "recorded with the drafter prompt_lookup, which sglang does not run" in result.stderr
+    said = refusal("advise", folder, "-e", "sglang", "--costs", costs)
+    assert "recorded with the drafter prompt_lookup, which sglang does not run" in said
 
 
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import draftgauge, succeeds
+from command_line import refusal, succeeds
 from draftgauge.api import recording
 from draftgauge.api.advise import advise
 from draftgauge.api.pair import load_pair
@@ -234,4 +234,4 @@ def test_what_cannot_be_measured_or_replayed(
         replay(run, batches=(1,), tune=True)
     with pytest.raises(DraftgaugeError, match="looks tokens up in the text"):
         replay(run, batches=(1,), policies=("lookup",))
-    assert draftgauge(["replay", str(run), "--batches", "8"]).exit_code == 2
+    refusal("replay", str(run), "--batches", "8")

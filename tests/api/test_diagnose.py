@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge, rows_of, succeeds
+from command_line import refusal, rows_of, succeeds
 from draftgauge.api.diagnose import diagnose
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.reuse.persistence import DESCRIPTION, DRAFTER, read_description
@@ -49,7 +49,7 @@ def test_what_cannot_be(folder: Path) -> None:
         diagnose([folder / "target"])
     with pytest.raises(DraftgaugeError, match="each once"):
         diagnose([folder / "kv-0", folder / "kv-0"])
-    assert draftgauge(["diagnose"]).exit_code == 2
+    refusal("diagnose")
     with pytest.raises(DraftgaugeError, match="no output holds 9 drafted tokens with max_new_tokens 8"):
         diagnose([folder / "kv-0"], prompts=folder / "prompts.jsonl", depths=9, max_new_tokens=8)
 

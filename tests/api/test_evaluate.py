@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge, rows_of, succeeds
+from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.api import evaluate as module
 from draftgauge.api.evaluate import evaluate
 from draftgauge.core.errors import ModelError
@@ -63,8 +63,7 @@ def test_command_line(folder: Path, tmp_path: Path) -> None:
 def test_no_drafter_there(folder: Path) -> None:
     with pytest.raises(ModelError, match="holds no trained drafter"):
         evaluate(folder / "target")
-    result = draftgauge(["evaluate", str(folder / "target")])
-    assert result.exit_code == 2
+    refusal("evaluate", str(folder / "target"))
 
 
 def test_another_target(folder: Path, tmp_path: Path) -> None:

@@ -79,13 +79,19 @@ def part_job(models: dict[str, Any], run: Path, indices: tuple[int, ...]) -> Par
     return PartJob("part 0", request, Manifest.load(run), run, indices)
 
 
-def test_a_join_that_was_killed_goes_on(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_join_that_was_killed_goes_on_and_a_damaged_part_is_recorded_again(
+    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, damaged: bool
+) -> None:
     run = tmp_path / "run"
     record(models, run, limit=3)
     part_job(models, run, tuple(range(3, PROMPTS))).run(silent)
     first, *others = shard_paths(part_folder(run, 0))
     assert others
-    (run / "positions-00007.parquet").write_bytes(first.read_bytes())  # copied, then killed
+    if damaged:
+        first.write_bytes(first.read_bytes()[:-40])
+    else:
+        (run / "positions-00007.parquet").write_bytes(first.read_bytes())  # copied, then killed
     assert same_rows(record(models, run, shards=2), whole[1])
 
 
@@ -275,15 +281,3 @@ def test_workers_find_what_was_named_by_relative_paths(tmp_path: Path, monkeypat
     asked = recording._with_absolute_paths(make_request(ProfileRequest, keywords=names | {"out": "run"}))
     found = (asked.pair.target, asked.pair.draft, asked.pair.loading.tokenizer, asked.prompts.prompts)
     assert [str(path) for path in found] == [str(tmp_path / name) for name in names.values()]
-
-
-def test_prompts_of_a_damaged_part_are_recorded_again(
-    models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    record(models, run, limit=3)
-    part_job(models, run, tuple(range(3, PROMPTS))).run(silent)
-    first, *others = shard_paths(part_folder(run, 0))
-    assert others
-    first.write_bytes(first.read_bytes()[:-40])
-    assert same_rows(record(models, run, shards=2), whole[1])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import draftgauge as dg
-from command_line import draftgauge, rows_of, succeeds
+from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.api import profile as module
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.registry import NO_DRAFT
@@ -97,8 +97,7 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
         ["--target", str(tmp_path / "none")],
         ["--prompts", str(tmp_path / "none.jsonl")],
     ):
-        refused = draftgauge(["rank", "lookup", *common, "--out", str(tmp_path / "wrong"), *wrong])
-        assert refused.exit_code == 2, wrong
+        refusal("rank", "lookup", *common, "--out", str(tmp_path / "wrong"), *wrong)
 
 
 def test_live_ratios_stand_beside_the_modelled_ones(models, ranked) -> None:

@@ -103,8 +103,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: st
 def test_no_verb_shows_the_help_and_fails() -> None:
     for arguments in ([], ["study"]):
         result = draftgauge(arguments)
-        assert result.exit_code == 2
-        assert "Usage: draftgauge" in result.stdout
+        assert (result.exit_code, "Usage: draftgauge" in result.stdout) == (2, True)
     assert draftgauge(["--version"]).stdout.strip() == package.__version__
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import invoke, rows_of, succeeds
+from command_line import invoke, refusal, rows_of, succeeds
 from draftgauge.api.fit import FITS
 from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.fitted import FILE, load_fitted
@@ -54,20 +54,14 @@ def test_what_cannot_be_fitted_leaves_the_file_as_it_was(
 ) -> None:
     out = tmp_path / "p.json"
     out.write_text("mine")
-    result = invoke("fit", run, *arguments, "--out", out)
-    assert result.exit_code == 2
-    assert says in result.message
+    assert says in refusal("fit", run, *arguments, "--out", out)
     assert out.read_text() == "mine"
 
 
 def test_the_file_is_named_json_and_prompts_are_enough(run: Path, tmp_path: Path) -> None:
-    result = invoke("fit", run, "--out", tmp_path / "policy.pt")
-    assert result.exit_code == 2
-    assert ".json file to write" in result.message
+    assert ".json file to write" in refusal("fit", run, "--out", tmp_path / "policy.pt")
     few = write_run(tmp_path / "few", 6)
-    result = invoke("fit", few, "--out", tmp_path / "p.json")
-    assert result.exit_code == 2
-    assert "8 or more" in result.message
+    assert "8 or more" in refusal("fit", few, "--out", tmp_path / "p.json")
     assert not (tmp_path / "p.json").exists()
 
 
@@ -93,9 +87,7 @@ def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_
         ({"parameters": entry["parameters"] | {"lambda": 1}}, "unknown key 'lambda'"),
     ):
         FILE.write(out, content | change)
-        result = invoke("replay", run, "--policy", out, "--json", tmp_path / "r.json")
-        assert result.exit_code == 2
-        assert says in result.message
+        assert says in refusal("replay", run, "--policy", out, "--json", tmp_path / "r.json")
         assert not (tmp_path / "r.json").exists()
 
 

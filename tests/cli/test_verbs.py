@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from command_line import invoke, rows_of, succeeds
+from command_line import invoke, refusal, rows_of, succeeds
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli import generate as cli_generate
 from draftgauge.core.errors import DraftgaugeError
@@ -132,9 +132,8 @@ def test_a_prompt_of_another_encoding_is_refused(
     given: str, pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
-    result = invoke("generate", given, "--target", pair["target"], "--draft", pair["draft"], "--device", "cpu")
-    assert result.exit_code == 2
-    assert "not UTF-8" in result.stderr
+    models = ["--target", pair["target"], "--draft", pair["draft"]]
+    assert "not UTF-8" in refusal("generate", given, *models, "--device", "cpu")
 
 
 def test_a_dash_is_standard_input_as_the_prompt_alone(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

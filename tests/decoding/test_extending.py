@@ -23,7 +23,7 @@ from draftgauge.traces.build import make_trace
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, MarkovModel, assert_same_law, law_of_model
-from tiny import tiny_model, tiny_tokenizer, tokens
+from tiny import noisy, tiny_model, tiny_tokenizer, tokens
 
 UNUSED = torch.Generator()  # the enumerator draws instead
 
@@ -113,11 +113,7 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
     """Every mixture: drafts ended by the policy, by its limit, by the end of the output; with and without a copy."""
     settings, gamma_max = DecodingSettings(60), 8
     prompts = [tokens(11, seed=1).tolist(), tokens(6, seed=3).tolist() * 3]
-    target, draft = wrap(tiny_model()), tiny_model()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    target, draft = wrap(tiny_model()), noisy(tiny_model(), 0.1)
     entries = [Prompt(index, str(index), "code", "test", "") for index in range(len(prompts))]
     mixed = 0
     for drafter in (LanguageModelDrafter(wrap(draft)), PromptLookupDrafter()):

@@ -25,7 +25,7 @@ from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.verification import Sampling
-from tiny import tiny_model, tiny_tokenizer, tokens
+from tiny import noisy, tiny_model, tiny_tokenizer, tokens
 
 GAMMA_MAX = 6
 PROMPT = Prompt(3, "three", "code", "test", "some text")
@@ -36,11 +36,7 @@ def related_pair(
 ) -> tuple[CachedModel, CachedModel]:
     """A target and a draft that agrees with it now and then: the target's weights with noise."""
     target, draft = tiny_model(family, **overrides), tiny_model(family, **overrides)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    return wrap(target, engine), wrap(draft, engine)
+    return wrap(target, engine), wrap(noisy(draft, noise), engine)
 
 
 def greedy(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving import endpoint
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import read_counts, served_models
-from engine_server import vllm_metrics
+from engine_server import raw_server, vllm_metrics
 from faults.mutations import MUTATIONS, nest
 
 ANSWERS = 1000 if os.environ.get("DRAFTGAUGE_FAULTS") == "whole" else 40
@@ -28,26 +25,6 @@ COMPLETION = b"""{"choices": [{"token_ids": [1, 2, 3], "text": "abc"}], "metrics
 
 def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
     return b"HTTP/1.1 " + status + b"\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
-
-
-@contextmanager
-def answering(content: list[bytes]) -> Iterator[str]:
-    """A server that gives every connection what ``content[0]`` is then."""
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # closed: the test is over
-                return
-            with connection, suppress(OSError):
-                connection.recv(65536)
-                connection.sendall(content[0])
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 def ask_all(url: str) -> None:
@@ -65,7 +42,7 @@ def ask_all(url: str) -> None:
 def test_changed_answers_end_in_figures_or_words(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "MAX_BYTES", 2**20)
     content, started = [answer(body)], time.monotonic()
-    with answering(content) as url:
+    with raw_server(lambda connection: connection.sendall(content[0])) as (url, _):
         ask_all(url)
         for number in range(ANSWERS):
             rng, mutation = np.random.default_rng(number), MUTATIONS[number % len(MUTATIONS)]

@@ -20,7 +20,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.fixed import FixedLength
-from tiny import tiny_model, tokens
+from tiny import noisy, tiny_model, tokens
 
 MIXED: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 0, "num_hidden_layers": 3}
 MIXED |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -42,15 +42,6 @@ def on(engine: str, model: PreTrainedModel) -> CachedModel:
     if isinstance(cached, StaticModel):
         cached.first_bucket = 8
     return cached
-
-
-def noised(model: PreTrainedModel) -> PreTrainedModel:
-    """A draft that is often right."""
-    noised, generator = copy.deepcopy(model), torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in noised.parameters():
-            parameter += 0.15 * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    return noised
 
 
 @torch.no_grad()
@@ -81,7 +72,7 @@ def test_outputs_far_beyond_the_window_are_those_of_generate(
     expected = model.generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=MANY, pad_token_id=0, eos_token_id=None
     )[0, length:].tolist()
-    target, drafter = on(engine, model), LanguageModelDrafter(on(engine, noised(model)))
+    target, drafter = on(engine, model), LanguageModelDrafter(on(engine, noisy(copy.deepcopy(model), 0.15)))
     assert plain_decode(target, prompt, settings).tokens == expected
     result = speculative_decode(target, drafter, FixedLength(5), prompt, settings)
     assert result.tokens == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
@@ -17,7 +16,7 @@ from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
-from tiny import tiny_model, tiny_tokenizer, tokens
+from tiny import noisy, tiny_model, tiny_tokenizer, tokens
 
 GAMMA_MAX = 8
 PROMPTS = [tokens(11, seed=1).tolist(), tokens(9, seed=4).tolist()]
@@ -27,12 +26,7 @@ SETTINGS = DecodingSettings(50)
 @pytest.fixture(scope="module")
 def pair() -> tuple[CachedModel, CachedModel]:
     """A target and a draft that agrees with it now and then: the target's weights with noise."""
-    target, draft = tiny_model(), tiny_model()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
-    return wrap(target), wrap(draft)
+    return wrap(tiny_model()), wrap(noisy(tiny_model(), 0.1))
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,34 +15,11 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving import endpoint
 from draftgauge.serving.client import complete
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
-from engine_server import serving
+from engine_server import raw_server, serving
 
 OK = b"HTTP/1.1 200 OK\r\n"
 LENGTH = b"Content-Length: 100000\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
-
-
-@contextmanager
-def raw_server(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that does with every connection what ``answer`` says; its address, and what it was sent."""
-    asked: list[bytes] = []
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-                with connection:
-                    asked.append(connection.recv(65536))
-                    answer(connection)
-            except (BrokenPipeError, ConnectionResetError):
-                continue
-            except OSError:  # closed: the test is over
-                return
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 def sending(start: bytes, repeated: bytes = b"", times: int = 0, pause: float = 0.0) -> Callable[[socket.socket], None]:

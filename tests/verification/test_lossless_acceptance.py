@@ -81,21 +81,15 @@ def test_one_hot_drafts_have_the_target_law(monkeypatch, drafted, sampling):
     assert_same_law(Enumerator(monkeypatch).law(program_with_distribution), law)
 
 
-def test_draft_and_target_may_be_shaped_by_different_settings(monkeypatch):
-    q = probabilities(logits(1, 2, 4), Sampling(temperature=1.5))
-    p = probabilities(logits(2, 3, 4), Sampling(temperature=0.7, top_k=2))
-
-    def program():
-        drafted = acceptance_module.draw(q, None).tolist()
-        verdict = judge(drafted, q, p, None)
-        return (*drafted[: verdict.accepted], verdict.token)
-
-    assert_same_law(completed(Enumerator(monkeypatch).law(program), p), product_law(p))
-
-
-def test_a_narrower_draft_vocabulary_is_padded(monkeypatch):
-    q = probabilities(logits(1, 1, 2), Sampling(1.0))
-    p = probabilities(logits(2, 2, 4), Sampling(1.0))
+@pytest.mark.parametrize(
+    ("q", "p"),
+    [
+        (probabilities(logits(1, 2, 4), Sampling(1.5)), probabilities(logits(2, 3, 4), Sampling(0.7, top_k=2))),
+        (probabilities(logits(1, 1, 2), Sampling(1.0)), probabilities(logits(2, 2, 4), Sampling(1.0))),
+    ],
+    ids=["other settings", "a narrower vocabulary"],
+)
+def test_draft_and_target_may_differ_in_settings_and_vocabulary(monkeypatch, q, p):
 
     def program():
         drafted = acceptance_module.draw(q, None).tolist()
