@@ -26,20 +26,23 @@ def ran(*arguments: object) -> str:
     return result.stdout
 
 
+def prompt_file(path: Path, prompts: list[str] = PROMPTS) -> Path:
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    return path
+
+
 def pooled(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["policy"]: row for row in rows if row["task"] == "all"}
 
 
 def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
-    models = {"target": save_tiny(tmp_path / "target"), "draft": save_noisy(tmp_path / "draft")}
+    models = ("--target", save_tiny(tmp_path / "target"), "--draft", save_noisy(tmp_path / "draft"))
     run, json_of = tmp_path / "run", {verb: tmp_path / f"{verb}.json" for verb in ("replay", "advise", "bench")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        rows = dg.profile(
-            out=run, prompts=PROMPTS, **models, gamma_max=3, max_new_tokens=8, cost_seconds=0, device="cpu"
-        )
-    assert rows.verdict == ""
+    small = ("--gamma-max", 3, "--max-new-tokens", 8, "--cost-seconds", 0, "--device", "cpu")
+    recorded = ran("profile", *models, "--prompts", prompt_file(tmp_path / "prompts.jsonl"), "--out", run, *small)
+    assert f"Next: draftgauge replay {run}" in recorded
+    assert "verdict" not in recorded
     assert "12 prompts" in repr(dg.read_trace(run))
     curve = CostCurve.load(run / COSTS_NAME)  # steps of a tiny model are mostly noise: the verdict would be "not known"
     verify, draft = [(1.0, 1.02, 1.04, 1.06)] * len(curve.contexts), [(0.0, 0.1, 0.2, 0.3)] * len(curve.contexts)
@@ -59,8 +62,10 @@ def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypat
     assert modelled in said["advise"]
     assert dg.replay(run).verdict == modelled
     assert {row["verdict"] for row in dg.advise(run) if row["advised"]} == {modelled}
-    page = dg.report(run).read_text()
+    assert f"wrote {run / 'report.html'}" in ran("report", run, "--bench", json_of["bench"]).replace("\n", "")
+    page = (run / "report.html").read_text()
     assert modelled in page
+    assert modelled in dg.report(run).read_text()
     figure = re.search(r'class="figure">\s*([\d.]+)', page)
     assert figure is not None
     assert figure[1] == f"{advised['speedup'] if advised['setting'] != 'plain' else 1:.2f}"
@@ -77,10 +82,9 @@ def test_figures_are_drawn_on_axes(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     models = {"target": save_tiny(tmp_path / "target"), "draft": save_noisy(tmp_path / "draft")}
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS[:3]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prompts = tmp_path / "prompts.jsonl"
+        prompts = prompt_file(tmp_path / "prompts.jsonl", PROMPTS[:3])
         dg.profile(out=tmp_path / "run", prompts=prompts, **models, gamma_max=3, max_new_tokens=8, cost_seconds=0)
         rows = dg.replay(tmp_path / "run")
     trace = dg.read_trace(tmp_path / "run")
