@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.diagnostics.bottlenecks import CONTROLS, QueryErrors
-from draftgauge.diagnostics.query_error import query_errors
+from draftgauge.diagnostics.query_error import prefix_attention, query_errors
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
 from draftgauge.models.base import CachedModel
@@ -103,3 +103,14 @@ def test_what_is_measured_survives_json() -> None:
 def test_designs_that_read_no_keys_have_no_such_error(design: str) -> None:
     model = target()
     assert query_errors(net_for(model, design), model.module, texts(model, 3), DEPTHS) is None
+
+
+def test_attention_over_the_prefix_is_what_the_errors_are_measured_on() -> None:
+    model = llama()
+    (text, *_), net = texts(model), knowing_net(model)
+    own, true = prefix_attention(net, model.module, text, depth=1)
+    anchors = own.shape[1]
+    assert own.shape == true.shape == (net.config.chain_query_heads, anchors, anchors)
+    assert own.sum(-1) == pytest.approx(np.ones(own.shape[:2]), abs=1e-5)
+    assert not np.triu(own, 1).any()
+    assert own == pytest.approx(true, abs=1e-4)

@@ -15,9 +15,7 @@ POOLED = {
     "retention": "retention",
     "agreement_0": "agreement 0",
     "agreement_6": "agreement 6",
-    "mat": "MAT, all positions",
-    "mat_low": "95% from",
-    "mat_high": "to",
+    "mat": "MAT, all positions [95%]",
     "live_mat": "MAT, live",
     "tree_mat": "MAT, trees",
 }
@@ -32,9 +30,7 @@ PLAN = {
 VERDICTS = {
     "prediction": "",
     "verdict": "verdict",
-    "difference": "difference",
-    "low": "95% from",
-    "high": "to",
+    "difference": "difference [95%]",
     "seeds": "seeds",
     "p_value": "p",
     "p_seeds": "p of seeds",
@@ -63,9 +59,7 @@ SPLIT = {
 SPEED = {
     "compression": "target",
     "gamma": "gamma",
-    "tokens_per_second": "measured tokens/s",
-    "low": "95% from",
-    "high": "to",
+    "tokens_per_second": "measured tokens/s [95%]",
 }
 
 

@@ -126,15 +126,11 @@ def bar_chart(name: str, ylabel: str, groups: Sequence[str], bars: Mapping[str, 
 
 
 def interval_chart(
-    name: str,
-    xlabel: str,
-    estimates: Sequence[tuple[str, float, float, float]],
-    styles: Sequence[Series] = (),
-    width: float = 6.6,
+    name: str, xlabel: str, estimates: Sequence[tuple[str, float, float, float]], styles: Sequence[Series] = ()
 ) -> Markup:
     """Estimates with the ends of their intervals (NaN for none), a named row each, the first at the top."""
     with matplotlib.rc_context(RC):
-        axes = _axes(xlabel, "", (width, 0.9 + 0.25 * len(estimates)), 0)
+        axes = _axes(xlabel, "", (6.6, 0.9 + 0.25 * len(estimates)), 0)
         for place, (_, value, low, high) in enumerate(estimates):
             style = styles[place] if styles else series(0)
             axes.hlines(place, low, high, color=LIGHT[style.colour], linewidth=1.6)

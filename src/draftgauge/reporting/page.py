@@ -225,9 +225,7 @@ def speed_chart(run: Run, task: str) -> Markup:
 
 
 def _cost_chart(run: Run) -> Markup:
-    """Milliseconds of verifying and of drafting tokens, at the shortest, the median and the longest context; of a whole
-    step at the median one, with its band.
-    """
+    """Milliseconds of verifying and of drafting tokens by context, and of whole steps at the median one with a band."""
     cost, middle = run.cost, len(run.cost.contexts) // 2
     shown = dict.fromkeys((0, middle, len(cost.contexts) - 1))
     lines = [

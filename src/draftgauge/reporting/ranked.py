@@ -8,7 +8,7 @@ from typing import Any
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.printable import speed
 from draftgauge.replaying.evaluate import ALL_TASKS
-from draftgauge.reporting.charts import PANEL, Axes, Line, interval_chart, line_chart
+from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import Columns, decimals, ends, table_of
 from draftgauge.reporting.style import percent, ratio, signed
 
@@ -45,7 +45,7 @@ def ranked_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         lines += [Line(row["drafter"], range(1, len(rates) + 1), [100 * rate for rate in rates])] if rates else []
     depths = Axes("depth in the draft (tokens)", "accepted, given all before, %", (0, 102))
     return {
-        "speed": interval_chart("ranked", "modelled tokens/s", estimates, width=PANEL[0]),
+        "speed": interval_chart("ranked", "modelled tokens/s", estimates),
         "acceptance": line_chart("ranked-acceptance", depths, lines) if lines else "",
         "table": table_of([_shown(row) for row in whole], COLUMNS, f"{whole[0]['prompts']} prompts"),
         "parts": table_of(parts, COLUMNS, "by task and length of the prompt") if parts else None,
