@@ -3,6 +3,7 @@
 Runs in an environment with speculators, without draftgauge (``make test-speculators`` sets it up):
 
     python tests/speculators_reference.py OUT [SEED]
+    python tests/speculators_reference.py --exported FOLDER   # of a DFlash that draftgauge wrote: expectations only
 
 Each folder is a checkpoint as its tool writes it, and ``expected.safetensors``: tokens ``[T]``, the target's states
 ``hidden [T, S, H]``, what the checkpoint borrows of the target, and logits (and DSpark's chances of acceptance).
@@ -153,22 +154,7 @@ def block(
     )
     model = (DSparkDraftModel if dspark else DFlashDraftModel)(config).eval()
     tensors = random_weights(model)
-    tokens, hidden = torch.randint(VOCABULARY - 1, (LENGTH,)), torch.randn(LENGTH, len(TAPS), HIDDEN)
-    mask = torch.zeros(1, LENGTH)
-    mask[:, FIRST_ANCHOR:] = 1
-    seen: dict[str, torch.Tensor] = {}
-
-    def look(logits: torch.Tensor, targets: torch.Tensor, *others: Any, **options: Any) -> Any:
-        seen["logits"] = logits[0].unflatten(0, (-1, BLOCK))
-        if dspark:
-            seen["confidence"] = others[0][0].unflatten(0, (-1, BLOCK)).sigmoid()
-        return torch.zeros(()), {}
-
-    anchors = LENGTH - BLOCK - FIRST_ANCHOR
-    arguments = (hidden.flatten(1)[None], tokens[None], mask, torch.zeros(1, LENGTH, HIDDEN))
-    module = sys.modules[type(model).__module__]
-    with torch.no_grad(), patch.object(module, "compute_metrics", look):
-        model(*arguments, torch.zeros(1, LENGTH, dtype=torch.long), max_anchors=anchors)
+    expected = blocks_of(model)
     written = plain(config)
     below = [layer - 1 for layer in TAPS]
     if flat == "z-lab":  # also SpecForge's: settings in a part of their own
@@ -180,8 +166,44 @@ def block(
     elif flat == "deepspec":
         own = {name: getattr(config, name) for name in (*DEEPSPEC, "block_size", "mask_token_id")}
         written = {**plain(decoder), **own, "target_layer_ids": below, "architectures": ["Qwen3DSparkModel"]}
-    write(folder, written, tensors, {"tokens": tokens, "hidden": hidden, **seen}, drop)
+    write(folder, written, tensors, expected, drop)
+
+
+def blocks_of(model: torch.nn.Module) -> Tensors:
+    """A random text, and what a model predicts in the blocks of consecutive anchors in it."""
+    size, config = model.config.block_size, model.config
+    tokens, hidden = torch.randint(VOCABULARY - 1, (LENGTH,)), torch.randn(LENGTH, len(TAPS), HIDDEN)
+    mask = torch.zeros(1, LENGTH)
+    mask[:, FIRST_ANCHOR:] = 1
+    seen: dict[str, torch.Tensor] = {}
+
+    def look(logits: torch.Tensor, targets: torch.Tensor, *others: Any, **options: Any) -> Any:
+        seen["logits"] = logits[0].unflatten(0, (-1, size))
+        if config.speculators_model_type == "dspark":
+            seen["confidence"] = others[0][0].unflatten(0, (-1, size)).sigmoid()
+        return torch.zeros(()), {}
+
+    anchors = LENGTH - size - FIRST_ANCHOR
+    arguments = (hidden.flatten(1)[None], tokens[None], mask, torch.zeros(1, LENGTH, HIDDEN))
+    module = sys.modules[type(model).__module__]
+    with torch.no_grad(), patch.object(module, "compute_metrics", look):
+        model(*arguments, torch.zeros(1, LENGTH, dtype=torch.long), max_anchors=anchors)
+    return {"tokens": tokens, "hidden": hidden, **seen}
+
+
+def exported(folder: Path) -> None:
+    """Leave what speculators computes from a checkpoint beside it, with what it takes of the target."""
+    torch.manual_seed(0)
+    config = DFlashSpeculatorConfig.from_pretrained(folder)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = DFlashDraftModel.from_pretrained(folder, config=config).eval()
+    taken = {name: model.state_dict()[name] for name in SHARED[: 1 if model.use_draft_vocab else 2]}
+    expected = blocks_of(model) | taken
+    save_file({name: tensor.contiguous() for name, tensor in expected.items()}, folder / "expected.safetensors")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    if sys.argv[1] == "--exported":
+        exported(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from draftgauge.api.export import export
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters.checkpoints.building import build_net
@@ -25,19 +26,22 @@ from draftgauge.drafters.checkpoints.files import read_config
 from draftgauge.drafters.checkpoints.layouts import DFlashLayout, read_layout
 from draftgauge.drafters.checkpoints.live import CheckpointDrafter
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
+from draftgauge.drafters.reuse import new_net, reuse_config, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.source import choose_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
-from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.models.taps import TapPlan, attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
 from draftgauge.verification import Sampling, probabilities
 from linear_costs import LinearCosts
 from markov import Enumerator, assert_same_law
-from tiny import tiny_model, tokens
+from tiny import save_tiny, tiny_model, tokens
 
 FIXTURES = Path(__file__).parent / "checkpoints"
 LAYOUTS = sorted(path.name for path in FIXTURES.iterdir())
+EXPORTED = "dflash-draftgauge"  # written by `draftgauge export`
 TARGET = {"hidden_size": 16, "num_hidden_layers": 6, "vocab_size": 48}
 UNUSED = torch.Generator()  # the enumerator draws instead
 
@@ -97,14 +101,59 @@ def test_logits_are_those_of_speculators(layout: str) -> None:
 
 
 def test_logits_are_those_of_speculators_on_other_weights(tmp_path: Path) -> None:
+    run_speculators(str(tmp_path), "7")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name for name in LAYOUTS if name != EXPORTED]
+    for layout in tmp_path.iterdir():
+        check_against_speculators(layout)
+
+
+def run_speculators(*arguments: str) -> None:
     python = os.environ.get("DRAFTGAUGE_SPECULATORS_PYTHON")
     if python is None:
         pytest.skip("needs speculators, in an environment that `make test-speculators` sets up")
-    script = Path(__file__).parents[1] / "speculators_reference.py"
-    subprocess.run([python, str(script), str(tmp_path), "7"], check=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == LAYOUTS
-    for layout in LAYOUTS:
-        check_against_speculators(tmp_path / layout)
+    subprocess.run([python, str(Path(__file__).parents[1] / "speculators_reference.py"), *arguments], check=True)
+
+
+@pytest.mark.parametrize("drafted", [0, 24])
+def test_speculators_computes_the_same_from_what_is_exported(tmp_path: Path, drafted: int) -> None:
+    """It takes the embedding, and without a draft vocabulary the head, of the target that the checkpoint names."""
+    target = save_tiny(tmp_path / "target", **TARGET)
+    net = saved_block_drafter(tmp_path / "drafter", target, drafted)
+    export(tmp_path / "drafter", out=tmp_path / "out")
+    ours, model = build(tmp_path / "out", wrap(tiny_model("qwen3", **TARGET))), tiny_model("qwen3", **TARGET)
+    text = tokens(18, vocabulary=48)
+    features = batch_features(model, text[None], net.config.tap_plan)
+    logits = net.logits(block_states(net, text[None], features, torch.arange(2, 12)[None]))[0]
+    cache = ours.begin()
+    hidden = batch_features(model, text[None], TapPlan(ours.layout.taps)).hidden[0]
+    branches = ours.branches(cache, 2, ours.take_in(cache, text[1:], hidden[:-1])[2:12])
+    for place in range(ours.longest):
+        torch.testing.assert_close(branches.logits, logits[:, place], rtol=1e-4, atol=1e-4)
+        if place + 1 < ours.longest:
+            branches.advance(text[:10])
+    run_speculators("--exported", str(tmp_path / "out"))
+    check_against_speculators(tmp_path / "out")
+
+
+def saved_block_drafter(folder: Path, target: Path, drafted: int = 0, **options: Any) -> BlockNet:
+    module = tiny_model("qwen3", **TARGET)
+    settings = {"taps": (4, 1, 3), "block": 5, "layers": 2, "intermediate_size": 24, "mask_token": 47} | options
+    config = reuse_config(
+        module.config,
+        "hidden",
+        draft_vocabulary=drafted,
+        target_source=str(target),
+        target_fingerprint=target_fingerprint(module),
+        **settings,
+    )
+    net = new_net(config, module, 5, torch.arange(0, 2 * drafted, 2) if drafted else None)
+    with torch.no_grad():  # norms start at one, which would hide a norm of the wrong name
+        for name, parameter in net.named_parameters():
+            if "norm" in name:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    save_drafter(folder, net, {"request": {"depths": 5}})
+    assert isinstance(net, BlockNet)
+    return net.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -171,7 +171,7 @@ def test_a_block_drafter_learns_and_goes_through_every_verb(base: TrainingSpec, 
     assert whole["live_mismatched_prompts"] == 0
     assert whole["mat"] > 1.2
     for verb, words in (
-        (["export", str(run), "--out", str(tmp_path / "eagle3")], "proposes whole blocks"),
+        (["export", str(run), "--out", str(tmp_path / "out")], "the kv design has no DFlash layout"),
         (["diagnose", str(run)], "is a block-wise drafter"),
         (["evaluate", str(run), "--depths", "9", *common], "has no draft of 9"),
     ):

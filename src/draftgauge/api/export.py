@@ -10,8 +10,9 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import remove_temporaries
 from draftgauge.drafters.reuse import read_description
-from draftgauge.drafters.reuse.persistence import read_config, trained_depths
-from draftgauge.exporting.eagle3 import ORIGIN, export_eagle3, llama_cpp_lacks
+from draftgauge.drafters.reuse.persistence import read_config, read_weights, trained_depths
+from draftgauge.exporting import dflash, eagle3
+from draftgauge.exporting.writing import ORIGIN, write_checkpoint
 from draftgauge.models.reference import resolve_source
 
 
@@ -21,7 +22,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 
     Returns:
         One row: format, drafter, folder, tensors, parameters, target, the depths that the drafter was trained for (None
-        if it does not say), and ``llama_cpp_lacks``: why llama.cpp cannot run it, None where it can.
+        if it does not say), and ``llama_cpp_lacks``: why llama.cpp cannot run an EAGLE-3 drafter, None where it can.
 
     Raises:
         ModelError: if the folder holds no drafter, or a damaged one.
@@ -34,18 +35,23 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
         remove_temporaries(request.out)  # of an export that was killed before it left more
     if request.out.is_dir() and any(request.out.iterdir()) and not (request.out / ORIGIN).exists():
         raise DraftgaugeError(f"{request.out} holds files that no export left: choose an empty folder")
-    tensors = export_eagle3(request.drafter, request.out)
+    config = read_config(request.drafter)
+    format_ = request.format or ("dflash" if config.block else "eagle3")
+    layout = {"eagle3": eagle3, "dflash": dflash}[format_]
+    layout.check_exportable(config)
+    tensors = layout.checkpoint_tensors(config, read_weights(request.drafter))
+    write_checkpoint(request.drafter, request.out, config, tensors, layout.checkpoint_config(config))
     description = read_description(request.drafter)
     source = description["config"]["target_source"]
     return [
         {
-            "format": request.format,
+            "format": format_,
             "drafter": str(request.drafter),
             "folder": str(request.out),
             "tensors": len(tensors),
             "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
             "target": str(resolve_source(source)) if source else None,
             "depths": trained_depths(description),
-            "llama_cpp_lacks": llama_cpp_lacks(read_config(request.drafter)),
+            "llama_cpp_lacks": eagle3.llama_cpp_lacks(config) if format_ == "eagle3" else None,
         }
     ]

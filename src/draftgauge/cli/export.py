@@ -15,7 +15,7 @@ COLUMNS = {
     "depths": "trained for",
     "target": "target",
 }
-SERVED = {"vLLM": "vllm", "SGLang": "sglang"}
+SERVED = {"eagle3": {"vLLM": "vllm", "SGLang": "sglang"}, "dflash": {"vLLM": "vllm"}}
 
 
 def export(request: ExportRequest) -> list[dict[str, Any]]:
@@ -33,13 +33,13 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 
 
 def serving_commands(row: dict[str, Any]) -> dict[str, str]:
-    """How engines are started with an EAGLE-3 checkpoint, by engine; drafts as long as it was trained for."""
-    from draftgauge.serving.engines import EAGLE3, FIXED, Deployment, engine_of
+    """How engines are started with a checkpoint, by engine; drafts as long as it was trained for."""
+    from draftgauge.serving.engines import FIXED, Deployment, engine_of
 
     target, length = row["target"] or "TARGET", row["depths"] or 1
-    deployment = Deployment(target, row["folder"], EAGLE3)
-    commands = {title: engine_of(name).flags(f"{FIXED}{length}", deployment) for title, name in SERVED.items()}
-    if row["llama_cpp_lacks"] is None:
+    deployment, served = Deployment(target, row["folder"], row["format"]), SERVED[row["format"]]
+    commands = {title: engine_of(name).flags(f"{FIXED}{length}", deployment) for title, name in served.items()}
+    if row["format"] == "eagle3" and row["llama_cpp_lacks"] is None:
         convert = ["python", "convert_hf_to_gguf.py", row["folder"], "--target-model-dir", target]
         server = ["llama-server", "--model", "TARGET.gguf", "--spec-type", "draft-eagle3", "--spec-draft-model"]
         server += ["DRAFTER.gguf", "--spec-draft-n-max", str(length)]

@@ -14,7 +14,7 @@ from draftgauge.policies.registry import compared_policies
 PLAIN = "plain"
 FIXED = "fixed:"
 P_MIN = "p-min:"
-LANGUAGE_MODEL, LOOKUP, EAGLE3 = "language_model", "prompt_lookup", "eagle3"
+LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH = "language_model", "prompt_lookup", "eagle3", "dflash"
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
@@ -26,9 +26,9 @@ class Deployment:
     """What flags name."""
 
     target: str = "TARGET"  # model that verifies
-    draft: str = "DRAFT"  # model that drafts; of "eagle3" the exported checkpoint
-    # Kind of drafter, as a run's manifest has it, or "eagle3"; None where the server drafts in a way that is not known,
-    # which then stays: flags only change its length.
+    draft: str = "DRAFT"  # model that drafts; of "eagle3" and "dflash" the exported checkpoint
+    # Kind of drafter, as a run's manifest has it, "eagle3" or "dflash"; None where the server drafts in a way that is
+    # not known, which then stays: flags only change its length.
     drafter: str | None = LANGUAGE_MODEL
     gamma_max: int = 16  # longest draft
     costs: str | None = None  # file of the cost curve, for policies that weigh cost
@@ -172,7 +172,7 @@ def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
         return {"method": "custom_class", "model": PROPOSER} | tokens
     if deployment.drafter == LOOKUP:  # vLLM's own takes the first occurrence of the longest n-gram too
         return {"method": "ngram", "prompt_lookup_max": MAX_NGRAM, "prompt_lookup_min": 1} | tokens
-    method = EAGLE3 if deployment.drafter == EAGLE3 else "draft_model"
+    method = deployment.drafter if deployment.drafter in (EAGLE3, DFLASH) else "draft_model"
     return {"method": method, "model": deployment.draft} | tokens
 
 

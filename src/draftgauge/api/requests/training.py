@@ -20,7 +20,7 @@ class TrainRequest:
 
     out: Path | None = option(None, help="folder of the run; run again with the same folder to resume.")
     plan: bool = option(False, help="print parameters, memory, time and disk, and train nothing.")
-    training: TrainingSpec = TrainingSpec()
+    training: TrainingSpec = TrainingSpec(dflash=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,11 @@ class ExportRequest:
 
     drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
     out: Path = option(help="folder of the checkpoint.")
-    format: Literal["eagle3"] = option("eagle3", help="'eagle3'; for drafters of the design 'hidden'.")
+    format: Literal["eagle3", "dflash"] | None = option(
+        None,
+        help="'eagle3' for drafters that go token by token, 'dflash' for block-wise ones, both of the design 'hidden'; "
+        "as the drafter is if left out.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -39,6 +40,13 @@ class Attention(nn.Module):
         self.from_token = nn.Linear(hidden, width, bias=False) if reads_token else None
         self.from_state = nn.Linear(hidden, width, bias=False) if reads_state else None
         self.output = nn.Linear(query_heads * head_dim, hidden, bias=False)
+        self.query_norm: nn.RMSNorm | None = None
+        self.key_norm: nn.RMSNorm | None = None
+
+    def normalise_heads(self, eps: float) -> None:
+        """Normalise queries and keys by head, before they are rotated."""
+        head_dim = self.output.in_features // self.query_heads
+        self.query_norm, self.key_norm = nn.RMSNorm(head_dim, eps), nn.RMSNorm(head_dim, eps)
 
     def parts(self) -> dict[str, slice]:
         width = self.output.in_features // self.query_heads
@@ -69,7 +77,11 @@ class Attention(nn.Module):
             projected = read if projected is None else projected + read
         assert projected is not None
         split = projected.unflatten(-1, (self.query_heads + 2 * self.kv_heads, -1)).transpose(1, 2)  # [B, heads, R, D]
-        rotated = rotate(split[:, : -self.kv_heads], like(tables, split))
+        both = split[:, : -self.kv_heads]
+        if self.query_norm is not None:
+            queries, keys = both[:, : self.query_heads], both[:, self.query_heads :]
+            both = torch.cat((_normed(self.query_norm, queries), _normed(self.key_norm, keys)), 1)
+        rotated = rotate(both, like(tables, split))
         return Heads(rotated[:, : self.query_heads], rotated[:, self.query_heads :], split[:, -self.kv_heads :])
 
     def keys_values(self, state: Tensor, tables: Tables) -> KeysValues:
@@ -77,8 +89,16 @@ class Attention(nn.Module):
         assert self.from_state is not None
         projected = F.linear(state, self.from_state.weight[self.parts()["keys"].start :])
         split = projected.unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)
-        return rotate(split[:, : self.kv_heads], like(tables, split)), split[:, self.kv_heads :]
+        keys = _normed(self.key_norm, split[:, : self.kv_heads])
+        return rotate(keys, like(tables, split)), split[:, self.kv_heads :]
 
     def forward(self, queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
         mixed = joint_attention(queries, shared, own, causal)
         return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+def _normed(norm: nn.RMSNorm | None, heads: Tensor) -> Tensor:
+    if norm is None:
+        return heads
+    normed: Tensor = norm(heads.to(norm.weight.dtype))  # another one under autocast
+    return normed.to(heads.dtype)

@@ -3,7 +3,8 @@
 The block of the anchor ``t`` stands at the positions ``t + 1 .. t + b``; its slot ``k`` predicts ``x[t + 2 + k]``, as
 depth ``k`` does in a drafter that goes token by token. It attends to the target's states of ``0 .. t``, as keys and
 values of each layer, and to all of itself. The input layout is that of DFlash (arXiv 2602.06036), whose drafter reads
-hidden states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values.
+hidden states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values. With a mask token the
+network is DFlash's as published: a mask predicts the token of its own position, so that the block has one place more.
 
 Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`, and ``b`` slots of a block.
 """
@@ -39,6 +40,8 @@ class BlockLayer(nn.Module):
         heads = config.chain_query_heads, config.chain_kv_heads, config.head_dim
         self.state_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attention = Attention(config.hidden_size, *heads, reads_token=False, reads_state=True)
+        if config.dflash:
+            self.attention.normalise_heads(config.rms_norm_eps)
         self.injection = Injection(config) if config.traits.reads_kv else None
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
@@ -87,7 +90,7 @@ class BlockNet(ReuseNet):
     """A block-wise drafter of any design but ``cross``.
 
     Attributes:
-        mask: ``[1, H]``, the learned input of every slot but the first.
+        mask: ``[1, H]``, the learned input of every slot but the first; None where a token's embedding is.
         markov: maps the embedding of the token before a slot to a bias of its logits; None where the configuration has
             no such head.
         confidence: maps a slot's normalised state to the logit of its chance of acceptance; None likewise.
@@ -100,7 +103,7 @@ class BlockNet(ReuseNet):
         hidden = config.hidden_size
         self.layers: Sequence[BlockLayer] = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))  # type: ignore[assignment]
         self.context_norm = nn.RMSNorm(hidden, config.rms_norm_eps) if config.hidden_layers else None
-        self.mask = nn.Parameter(torch.empty(1, hidden))
+        self.mask = None if config.dflash else nn.Parameter(torch.empty(1, hidden))
         self.markov = self.confidence = None
         if config.markov_rank:
             down, up = nn.Linear(hidden, config.markov_rank, bias=False), nn.Linear(config.markov_rank, config.logits)
@@ -161,16 +164,20 @@ class BlockNet(ReuseNet):
             contexts: see :meth:`contexts`.
             visible: ``[B, A]`` on the device of the weights; None if every block sees all of the context.
         """
-        size = self.config.block
+        before = int(self.config.dflash)  # DFlash's first place, the token's own, predicts nothing
+        size = before + self.config.block
         embedded = self.embed(first)[:, :, None]
-        stream = torch.cat((embedded, self.mask.to(embedded.dtype).expand(*first.shape, size - 1, -1)), 2).flatten(1, 2)
+        token = self.config.mask_token
+        mask = self.mask if token is None else self.embed(first.new_full((1,), token))
+        assert mask is not None
+        stream = torch.cat((embedded, mask.to(embedded.dtype).expand(*first.shape, size - 1, -1)), 2).flatten(1, 2)
         positions = (anchors[..., None] + 1 + torch.arange(size, device=anchors.device)).flatten(1)  # [B, A b]
         cos, sin = self.tables(int(positions.max()) + 1, stream)
         positions = positions.to(cos.device)
         tables = cos[positions][:, None], sin[positions][:, None]
         for layer, context in zip(self.layers, contexts, strict=True):
             stream = layer(stream, context, tables, visible, size)
-        return stream.unflatten(1, (-1, size))
+        return stream.unflatten(1, (-1, size))[:, :, before:]
 
 
 def block_states(net: BlockNet, tokens: Tensor, features: Features, anchors: Tensor) -> Tensor:

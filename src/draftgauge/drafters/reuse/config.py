@@ -82,6 +82,8 @@ class ReuseConfig:
         block: tokens that one pass proposes; 0 in drafters that go token by token.
         markov_rank: rank of the bias that the token before a slot of a block gives to its logits; 0 for none.
         confidence_head: a head estimates each slot's chance of acceptance, and policies read it as confidence.
+        mask_token: whose embedding fills a block, in a block-wise ``hidden`` drafter of DFlash's network as published;
+            None in the others, whose mask is learned.
 
     The norms are those of ``speculators``; all three switched off is the original EAGLE-3. They concern the designs
     that read hidden states: the residual of the others starts from the token's embedding, which is small.
@@ -113,6 +115,7 @@ class ReuseConfig:
     block: int = 0
     markov_rank: int = 0
     confidence_head: bool = False
+    mask_token: int | None = None
 
     def __post_init__(self) -> None:
         if self.design == "none":  # its name in earlier versions
@@ -147,6 +150,12 @@ class ReuseConfig:
             raise ModelError(f"a block-wise drafter has at most {MOST_BLOCK_LAYERS} layers, not {self.layers}")
         if self.markov_rank < 0:
             raise ModelError(f"the rank of the Markov head is at least 0, not {self.markov_rank}")
+        if self.dflash and self.design != "hidden":
+            raise ModelError(f"DFlash reads hidden states alone, so the {self.design} design has no mask token")
+
+    @property
+    def dflash(self) -> bool:
+        return self.mask_token is not None
 
     @property
     def traits(self) -> Design:
@@ -184,6 +193,8 @@ def reuse_config(
         choices: fields of :class:`ReuseConfig` that the target does not decide.
     """
     _check_choice("design", design, tuple(DESIGNS))
+    if choices.get("mask_token") is not None:  # DFlash fuses its taps without a norm of each
+        choices["norm_before_fc"] = False
     text = target_config.get_text_config()
     plan = tap_plan(text, DESIGNS[design].reads_hidden, DESIGNS[design].reads_kv, taps)
     rope = text.rope_parameters

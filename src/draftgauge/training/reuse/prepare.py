@@ -20,6 +20,7 @@ from draftgauge.models.compression import check_compression
 from draftgauge.models.device import check_devices, choose_device, numbered
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import model_folder
+from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
@@ -70,6 +71,9 @@ def target_config(request: TrainingSpec) -> PreTrainedConfig:
 
 def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_fingerprint: str = "") -> ReuseConfig:
     """The drafter's configuration."""
+    mask_token = None
+    if request.as_dflash:  # without weights, in a plan, there need not be a tokenizer
+        mask_token = spare_token(request, config.get_text_config().vocab_size) if target_fingerprint else 0
     return reuse_config(
         config,
         request.reuse,
@@ -83,8 +87,24 @@ def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_finge
         block=request.block,
         markov_rank=request.markov_rank,
         confidence_head=request.confidence_head,
+        mask_token=mask_token,
         **norms_of(request),
     )
+
+
+def spare_token(request: TrainingSpec, vocabulary: int) -> int:
+    """A token for DFlash's masks: a row that the tokenizer leaves, or a special one that begins and ends no text."""
+    tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+    spare = set(range(vocabulary)) - set(tokenizer.get_vocab().values())
+    if not spare:
+        special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        spare = special - {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    if not spare:
+        raise DraftgaugeError(
+            f"the tokenizer of {request.target} has no token to spare for DFlash's mask: all {vocabulary} stand for "
+            "text. Train with --no-dflash, whose mask is learned; such a drafter is not exported"
+        )
+    return max(spare)
 
 
 def norms_of(request: TrainingSpec) -> dict[str, bool]:

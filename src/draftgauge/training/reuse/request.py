@@ -83,6 +83,10 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     anchors: int | None = option(
         None, help="with recipe 'block', most positions of a conversation that a step draws; all if left out."
     )
+    dflash: bool = option(
+        False,
+        help="with recipe 'block', give a 'hidden' drafter the network of DFlash as published, which can be exported.",
+    )
     length: int = option(1024, help="longest conversation in tokens; longer ones are cut at their end.")
     questions: int | None = option(
         3000, help="most prompts to take from the file, or of the bundled questions; 'none' takes all."
@@ -165,7 +169,13 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
 
     def identity(self) -> dict[str, Any]:
         identity = {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}
+        if not self.as_dflash:
+            del identity["dflash"]  # earlier runs know nothing of it
         return identity | {"cached": self.cache is not None}  # cached features are rounded to bfloat16
+
+    @property
+    def as_dflash(self) -> bool:
+        return self.dflash and self.recipe == BLOCK and self.reuse == "hidden"
 
     @property
     def block(self) -> int:
