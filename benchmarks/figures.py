@@ -256,10 +256,10 @@ def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
 def curve_table(rows: Sequence[Row]) -> Iterator[str]:
     """Tokens a step of every design at every checkpoint, and of both recipes after equal seconds of training."""
     found = [row for row in rows if "curve" in row]
-    points = sorted({round(row["tokens_seen"], -2) for row in found})
-    shown = " | ".join(f"{point:,.0f}" for point in points)
+    first = [row for row in found if (row["design"], row["curve"]) == (found[0]["design"], found[0]["curve"])]
+    shown = " | ".join(f"{row['tokens_seen']:,.0f}" for row in first)
     yield f"| design | trained | {shown} positions | after equal seconds |"
-    yield f"|---|---|{'---:|' * (len(points) + 1)}"
+    yield f"|---|---|{'---:|' * (len(first) + 1)}"
     equal = {row["design"]: row for row in rows if "equal_seconds" in row}
     for design, recipe in dict.fromkeys((row["design"], row["curve"]) for row in found):
         own = [f"{row['tokens_per_step']:.2f}" for row in matching(found, {"design": design, "curve": recipe})]

@@ -101,6 +101,7 @@ def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) 
     half, whole = curve[:2]
     assert whole["agreement"] == half["agreement"] == pytest.approx(np.mean(ALPHAS[KV]), abs=0.02)
     assert whole["agreement_low"] < whole["agreement"] < whole["agreement_high"]
+    assert whole["tokens_per_step"] == pytest.approx(1 + np.cumprod(ALPHAS[KV]).sum(), abs=0.05)
     assert half["tokens_per_step"] < whole["tokens_per_step"]
     both = {"block": curve[3]["tokens_per_step"], "ttt": whole["tokens_per_step"]}
     assert [row for row in measured if "equal_seconds" in row] == [{"equal_seconds": 2.0, "design": "kv"} | both]

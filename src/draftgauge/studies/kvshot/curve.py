@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.crossed import Counts, Floats, interval, mean_accepted
+from draftgauge.statistics.crossed import Counts, Floats, interval
 from draftgauge.studies.kvshot.cells import Variant
 
 Row = dict[str, Any]
@@ -42,6 +42,11 @@ def mean_agreement(rates: Floats) -> Floats:
     return np.asarray(rates.mean(-1))
 
 
+def tokens_per_step(survival: Floats) -> Floats:
+    """Of the shares of all positions where every token up to a depth is right."""
+    return np.asarray(1 + survival.sum(-1))
+
+
 def curve_rows(variant: Variant, recipe: str, curves: Sequence[Curve]) -> Iterator[Row]:
     """A row per checkpoint, pooled over the seeds of a variant: ``curve`` (the recipe), ``tokens_seen, train_seconds``
     and, over all positions, ``agreement`` (of all depths) and ``tokens_per_step`` with intervals."""
@@ -53,7 +58,7 @@ def curve_rows(variant: Variant, recipe: str, curves: Sequence[Curve]) -> Iterat
             "train_seconds": float(np.mean([point.seconds for point in points])),
         }
         row |= columns("agreement", interval(agreed, mean_agreement))
-        yield row | columns("tokens_per_step", interval(survived, mean_accepted))
+        yield row | columns("tokens_per_step", interval(survived, tokens_per_step))
 
 
 def at_equal_seconds(rows: Sequence[Row], quick: str, slow: str) -> Iterator[Row]:
