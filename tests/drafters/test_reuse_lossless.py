@@ -263,5 +263,5 @@ def test_a_text_of_one_token_has_no_anchor() -> None:
 def test_a_target_that_is_behind_its_drafter_is_a_mistake() -> None:
     target = wrap(target_module("qwen3"))
     drafter = build_drafter(target, build_net(target.module, ("kv", 1, "project-rope")))
-    with pytest.raises(AssertionError, match="not taken in the committed text"):
+    with pytest.raises(AssertionError, match="not processed the committed text"):
         drafter.prefill([1, 2, 3])
