@@ -116,6 +116,9 @@ def test_gradients_of_keys_and_values_over_those_of_queries() -> None:
     ]
     found = {row["trained"]: row["over_queries"] for row in gradient_rows("ttt", "kv", 0, history)}
     assert found == {"keys": (1 / 4 + 1 / 2) / 2, "values": (2 / 4 + 4 / 2) / 2}
+    second = {f"gradient_rms/blocks.0.self_attention.{kind}": 0.0 for kind in ("queries", "keys", "values")}
+    other = [row | second for row in history]  # a second attention, which no gradient reached
+    assert [row["over_queries"] for row in gradient_rows("ttt", "hybrid", 0, other)] == list(found.values())
     assert not list(gradient_rows("ttt", "kv", 0, []))
 
 

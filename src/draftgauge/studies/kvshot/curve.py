@@ -12,7 +12,7 @@ from draftgauge.statistics.crossed import Counts, Floats, interval
 from draftgauge.studies.kvshot.cells import Variant
 
 Row = dict[str, Any]
-GRADIENT = "gradient_rms/"
+GRADIENT, QUERIES = "gradient_rms/", "attention.queries"
 
 
 class Point(NamedTuple):
@@ -79,12 +79,14 @@ def at_equal_seconds(rows: Sequence[Row], quick: str, slow: str) -> Iterator[Row
 
 def gradient_rows(recipe: str, design: str, seed: int, history: Sequence[Mapping[str, float]]) -> Iterator[Row]:
     """Whether the drafter's own keys and values are trained as its queries are, the second bottleneck of KVShot: RMS of
-    the gradients of a group of parameters over that of the queries, the mean over the logged steps after the first."""
-
-    def size(row: Mapping[str, float], kind: str) -> float:
-        (found,) = (row[name] for name in row if name.startswith(GRADIENT) and name.endswith(f"attention.{kind}"))
-        return found
-
-    for kind in ("keys", "values") if len(history) > 1 else ():
-        over = float(np.mean([size(row, kind) / size(row, "queries") for row in history[1:]]))
-        yield {"trained": kind, "by": recipe, "design": design, "seed": seed, "over_queries": over}
+    the gradients of a group of parameters over that of the queries, the mean over its attentions and over the logged
+    steps after the first; steps whose queries had no gradient are left out."""
+    for kind in ("keys", "values"):
+        over = [
+            row[name.removesuffix(QUERIES) + f"attention.{kind}"] / queries
+            for row in history[1:]
+            for name, queries in row.items()
+            if name.startswith(GRADIENT) and name.endswith(QUERIES) and queries > 0
+        ]
+        if over:
+            yield {"trained": kind, "by": recipe, "design": design, "seed": seed, "over_queries": float(np.mean(over))}

@@ -130,7 +130,7 @@ def block(request: TrainingSpec) -> Study:
 
 
 def short_block(request: TrainingSpec) -> Study:
-    """Block on some 27,000 positions, untuned, with 48 prompts: a laptop's two hours. What needs long training
+    """Block on some 27,000 positions, untuned, with 48 prompts: some hours on a laptop. What needs long training
     it cannot show."""
     study = block(request)
     return replace(

@@ -105,8 +105,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
         rows += map(_recipe_row, results)
         for result in results:
             request = result.cell.request
-            if result.cell.variant.layers == 1:
-                rows += gradient_rows(request.recipe, request.reuse, request.seed, result.history)
+            rows += gradient_rows(request.recipe, request.reuse, request.seed, result.history)
     curves: list[Row] = []
     for variant, group in groups.items():
         curves += curve_rows(variant, group[0].cell.request.recipe, [result.curve for result in group])
