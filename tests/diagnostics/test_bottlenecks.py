@@ -9,8 +9,11 @@ import torch
 
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, GroupGradient, bottleneck_rows
 from draftgauge.diagnostics.gradients import gradient_statistics
-from draftgauge.diagnostics.limits import gate_openness, measure_bottlenecks
+from draftgauge.diagnostics.limits import effective_rank, gate_openness, measure_bottlenecks
 from draftgauge.drafters.reuse import ReuseNet
+from draftgauge.drafters.reuse.blockwise import block_states
+from draftgauge.drafters.reuse.unroll import unroll
+from draftgauge.models.taps import batch_features
 from reuse_nets import net_for, target, texts
 
 DEPTHS = 3
@@ -42,12 +45,9 @@ def test_norms_are_those_of_the_mean_gradient() -> None:
     model, net = target(), net_for(target(), "kv")
     text = texts(model)[4]
     found = {(one.group, one.depth): one for one in gradient_statistics(net, model.module, [text], DEPTHS, samples=1)}
-    from draftgauge.drafters.reuse.unroll import unroll
-    from draftgauge.models.taps import TapPlan, batch_features
-
     net.requires_grad_(True)
     tokens, anchor = torch.tensor([text.tokens]), len(text.prompt) - 2
-    features = batch_features(model.module, tokens, TapPlan((), net.config.kv_layers))
+    features = batch_features(model.module, tokens, net.config.tap_plan)
     logits = unroll(net, tokens, features, DEPTHS)[2][0, anchor]
     taught = features.logits[0, anchor + 3].softmax(-1)
     (-(taught * logits.log_softmax(-1)).sum()).backward()
@@ -56,6 +56,46 @@ def test_norms_are_those_of_the_mean_gradient() -> None:
         one = found[group, 2]
         assert one.gradient_norm == pytest.approx(float(parameter.grad.norm()), rel=1e-4)
         assert one.gradient_to_weight == pytest.approx(one.gradient_norm / float(parameter.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("design", "options", "places"),
+    [("kv", {"markov_rank": 2}, 4), ("hybrid", {}, 4), ("hidden", {"mask_token": 3}, 5)],
+)
+def test_gradients_of_a_block_reach_all_its_slots(design: str, options: dict[str, int], places: int) -> None:
+    model, net = target(), net_for(target(), design, block=4, **options)
+    text = texts(model)[4]
+    found = {(one.group, one.depth): one for one in gradient_statistics(net, model.module, [text], 4, samples=1)}
+    net.requires_grad_(True)
+    tokens, anchor, attention = torch.tensor([text.tokens]), len(text.prompt) - 2, net.layers[0].attention
+    features = batch_features(model.module, tokens, net.config.tap_plan)
+    state = block_states(net, tokens, features, torch.tensor([[anchor]]))[0, 0, 3]
+    logits = net.logits(state, tokens[0, anchor + 4])
+    (-(features.logits[0, anchor + 4].softmax(-1) * logits.log_softmax(-1)).sum()).backward()
+    for kind, rows in attention.parts().items():
+        one, gradient = found[f"layers.0.attention.{kind}", 3], attention.from_state.weight.grad[rows]
+        assert one.gradient_norm == pytest.approx(float(gradient.norm()), rel=1e-4)
+        # In one layer a slot's query sees the keys of all slots, and those that are made of the text's hidden states.
+        assert one.draft_share == pytest.approx(1 / places if kind == "queries" else 1)
+        if kind != "queries":
+            assert one.gradient_share == pytest.approx(places / (anchor + 1 + places) if design == "kv" else 1)
+    injected = found["fuse" if design == "hidden" else "layers.0.injection.values", 0]
+    assert (injected.draft_share, injected.gradient_share) == (0, pytest.approx((anchor + 1) / (anchor + 1 + places)))
+
+
+def test_the_effective_rank_counts_directions() -> None:
+    assert effective_rank(torch.eye(4)) == pytest.approx(4)
+    assert effective_rank(torch.outer(torch.arange(1.0, 4), torch.arange(1.0, 6))) == pytest.approx(1, abs=1e-4)
+    assert effective_rank(torch.zeros(2, 3)) == 0
+    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(4 / 3**0.75)  # of weights 3/4 and 1/4
+    net = net_for(target(), "hybrid", block=4)
+    attention = net.layers[0].attention
+    attention.from_state.weight.data[attention.parts()["keys"]] = 1
+    limits = measure_bottlenecks(net, target().module, [], 4)
+    ranks = {row["group"].split(".")[-1]: row["effective_rank"] for row in limits.ranks}
+    assert ranks["keys"] == pytest.approx(1, abs=1e-3)
+    assert min(ranks["queries"], ranks["values"]) > 20
+    assert limits.gate == [], "one softmax joins what a block-wise hybrid sees"
 
 
 def test_a_gate_is_measured_without_padding() -> None:
@@ -76,22 +116,14 @@ def test_rows_pool_seeds_and_survive_json() -> None:
     model = target()
     held_out = texts(model)
     log = {"step": 10, "gradient_norm/head": 2.0, "gate_mean": 0.4}
-    seeds = [
-        Bottlenecks.from_json(
-            json.loads(
-                json.dumps(
-                    measure_bottlenecks(net_for(model, "hybrid", seed), model.module, held_out, DEPTHS, [log]).to_json()
-                )
-            )
-        )
-        for seed in (1, 2)
-    ]
+    seeds = []
+    for seed in (1, 2):
+        found = measure_bottlenecks(net_for(model, "hybrid", seed), model.module, held_out, DEPTHS, [log])
+        seeds.append(Bottlenecks.from_json(json.loads(json.dumps(found.to_json()))))
     rows = bottleneck_rows(seeds, {"design": "hybrid"})
     assert all(row["design"] == "hybrid" and row["seeds"] == 2 for row in rows)
     query = [row for row in rows if "query_kl" in row]
     assert [(row["depth"], row["target_layer"]) for row in query] == [(d, s) for s in (0, 1, 2) for d in range(DEPTHS)]
-    assert seeds[0].query is not None
-    assert seeds[1].query is not None
     sums = [seed.query.sums["query_kl"][:, 0, 0, 0].sum() for seed in seeds if seed.query]
     assert query[0]["query_kl"] == pytest.approx(sum(sums) / (2 * seeds[0].query.positions[:, 0].sum()))
     assert all(row["low"] <= row["query_kl"] <= row["high"] for row in query)

@@ -4,17 +4,16 @@ computation gives elsewhere.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from draftgauge.diagnostics.bottlenecks import CONTROLS, QueryErrors
-from draftgauge.diagnostics.query_error import prefix_attention, query_errors
+from draftgauge.diagnostics.bottlenecks import QueryErrors
+from draftgauge.diagnostics.query_error import _Attended, _prefix_share, query_errors
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
+from draftgauge.drafters.reuse import ReuseNet, blockwise, new_net, reuse_config
+from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from reuse_nets import net_for, target, texts
@@ -23,28 +22,27 @@ from tiny import tiny_model
 DEPTHS = 3
 
 
-def knowing_net(model: CachedModel, error: float = 0.0) -> ReuseNet:
+def knowing_net(model: CachedModel, block: int = 0) -> ReuseNet:
     """A drafter whose query is the first layer's of the target, a linear function of the normalised token embedding;
-    ``error`` times a random matrix is added to it.
+    the mask of a block is the embedding of the token 5.
     """
-    config = reuse_config(model.module.config, "kv", injection="concat", taps=(0,), target_fingerprint="tiny")
+    config = reuse_config(model.module.config, "kv", injection="concat", taps=(0,), block=block)
     net = new_net(config, model.module, seed=1).eval()
-    block, first = net.blocks[0], model.module.get_decoder().layers[0]
-    assert block.token_norm is not None
-    assert block.chain_attention is not None
-    assert block.chain_attention.from_token is not None
+    first = model.module.get_decoder().layers[0]
+    if isinstance(net, BlockNet):
+        net.mask.data.copy_(net.embedding[5])
+        norm, linear = net.layers[0].state_norm, net.layers[0].attention.from_state
+    else:
+        norm, linear = net.blocks[0].token_norm, net.blocks[0].chain_attention.from_token
     weight = first.self_attn.q_proj.weight
-    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        block.token_norm.weight.copy_(first.input_layernorm.weight)
-        block.chain_attention.from_token.weight[: len(weight)] = weight + error * noise
+    norm.weight.data.copy_(first.input_layernorm.weight)
+    linear.weight.data[: len(weight)] = weight
     return net.requires_grad_(False)
 
 
-def llama() -> CachedModel:
-    return wrap(
-        tiny_model("llama", num_hidden_layers=2, vocab_size=6, pad_token_id=None), "auto"
-    )  # no embedding is zero
+def llama(**heads: int) -> CachedModel:
+    options = {"num_hidden_layers": 2, "vocab_size": 6, "pad_token_id": None}  # so that no embedding is zero
+    return wrap(tiny_model("llama", **options, **heads), "auto")
 
 
 def means(found: QueryErrors, measure: str) -> np.ndarray:
@@ -88,29 +86,35 @@ def prefix_part(row: Tensor, anchor: int) -> Tensor:
     return part / part.sum(-1, keepdim=True)
 
 
-def test_what_is_measured_survives_json() -> None:
-    model = target()
-    found = query_errors(net_for(model, "cross"), model.module, texts(model, 3), DEPTHS)
-    assert found is not None
-    again = QueryErrors.from_json(json.loads(json.dumps(found.to_json())))
-    assert again.target_layers == found.target_layers
-    assert np.array_equal(again.positions, found.positions)
-    assert all(np.array_equal(again.sums[name], found.sums[name], equal_nan=True) for name in found.sums)
-    assert all(np.array_equal(again.agreed[name], found.agreed[name]) for name in CONTROLS)
-
-
 @pytest.mark.parametrize("design", ["hidden", "control"])
 def test_designs_that_read_no_keys_have_no_such_error(design: str) -> None:
     model = target()
     assert query_errors(net_for(model, design), model.module, texts(model, 3), DEPTHS) is None
 
 
-def test_attention_over_the_prefix_is_what_the_errors_are_measured_on() -> None:
-    model = llama()
-    (text, *_), net = texts(model), knowing_net(model)
-    own, true = prefix_attention(net, model.module, text, depth=1)
-    anchors = own.shape[1]
-    assert own.shape == true.shape == (net.config.chain_query_heads, anchors, anchors)
-    assert own.sum(-1) == pytest.approx(np.ones(own.shape[:2]), abs=1e-5)
-    assert not np.triu(own, 1).any()
-    assert own == pytest.approx(true, abs=1e-4)
+def test_a_block_knows_the_query_of_the_tokens_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is compared with the query at its own position, which is known where the token there is the mask's."""
+    model = llama(num_key_value_heads=4)  # as many as query heads, which leaves nothing to pair
+    fives = [HeldOutText((1, 2, 3, 4), (5,) * 9), HeldOutText((2, 1), (5,) * 7)]
+    net, others = knowing_net(model, block=4), texts(model)
+    found, error = (query_errors(net, model.module, each, 4) for each in (fives, others))
+    assert found.positions.tolist() == [[9, 8, 7, 6], [7, 6, 5, 4]]
+    assert means(found, "query_kl") == pytest.approx(np.zeros((4, 1, 1)), abs=1e-6)
+    assert (means(found, "uniform_kl") > 0.05).all(), "attention is flat: the test shows nothing"
+    assert np.array_equal(found.agreed["true query"], found.agreed["own query"])
+    assert means(error, "query_kl")[0] == pytest.approx(0, abs=1e-6)  # the first slot sees its token
+    assert (means(error, "query_kl")[1:] > 0.01).all()
+    monkeypatch.setattr(blockwise, "CHUNK_BLOCKS", 3)
+    pieces = query_errors(net, model.module, others, 4)
+    assert means(pieces, "query_kl") == pytest.approx(means(error, "query_kl"), abs=1e-6)
+    assert np.array_equal(pieces.agreed["true query"], error.agreed["true query"])
+
+
+def test_the_prefix_has_its_share_of_one_softmax_over_all_keys() -> None:
+    """Of the last two of three anchors, beside fused states and three keys of each one's own draft."""
+    queries, keys, states, drafted = (torch.randn(1, 1, *shape) for shape in ((2, 4), (3, 4), (3, 4), (2, 3, 4)))
+    share = _prefix_share(_Attended(queries, (keys, keys), [states], drafted))[0, 0]
+    for row, seen in enumerate((2, 3)):
+        all_keys = torch.cat((keys[0, 0, :seen], states[0, 0, :seen], drafted[0, 0, row]))
+        weights = (all_keys @ queries[0, 0, row] / 2).softmax(0)
+        assert float(share[row]) == pytest.approx(float(weights[:seen].sum()), rel=1e-5)

@@ -170,9 +170,13 @@ def test_a_block_drafter_learns_and_goes_through_every_verb(base: TrainingSpec, 
     (whole,) = [row for row in rows if "live_mat" in row]
     assert whole["live_mismatched_prompts"] == 0
     assert whole["mat"] > 1.2
+    assert "Effective rank" in succeeds("diagnose", str(run), *common, "--json", str(tmp_path / "limits.json")).output
+    limits = rows_of(tmp_path / "limits.json")
+    assert {row["recipe"] for row in limits} == {"block"}
+    assert [row["depth"] for row in limits if "query_kl" in row] == [*range(4)] * 3
     for verb, words in (
         (["export", str(run), "--out", str(tmp_path / "out")], "the kv design has no DFlash layout"),
-        (["diagnose", str(run)], "is a block-wise drafter"),
+        (["diagnose", str(run), "--depths", "9", *common], "drafts blocks of 4: ask for no more depths"),
         (["evaluate", str(run), "--depths", "9", *common], "has no draft of 9"),
     ):
         assert words in refusal(*verb)

@@ -1,4 +1,4 @@
-"""What limits trained drafters: query estimation error, gradients and gate, measured on held-out prompts."""
+"""What limits trained drafters: query error, gradients, gate and effective rank, measured on held-out prompts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks
 from draftgauge.drafters.reuse import load_drafter, read_description
 from draftgauge.models.loading import end_tokens
+from draftgauge.training.reuse.request import BLOCK, TTT
 from draftgauge.training.reuse.tracking import read_history
 
 INCIDENTAL = ("target_fingerprint", "target_source")  # of a configuration: not what a drafter is made of
@@ -25,9 +26,9 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
     """Measure what limits drafters on texts that their target decodes.
 
     Returns:
-        Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``layers``,
-        ``injection`` and ``init`` (``warm`` for those that started from another drafter), and with ``runs``, the
-        folders that were pooled: those whose drafters are made alike and were trained alike but for the seed.
+        Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``recipe``,
+        ``layers``, ``injection`` and ``init`` (``warm`` for those that started from another drafter), and with
+        ``runs``, the folders that were pooled: those whose drafters are made alike and trained alike but for the seed.
 
     Raises:
         ModelError: if a folder holds no drafter, or one of another target.
@@ -45,14 +46,11 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
             raise DraftgaugeError(
                 f"{' and '.join(map(str, twice))} are trained alike, with the same seed: name one of them"
             )
-    for run, description in descriptions.items():
-        if description["config"].get("block"):
-            raise DraftgaugeError(
-                f"{run} is a block-wise drafter, whose depths are not unrolled: diagnose takes drafters that go token "
-                "by token; `draftgauge evaluate` measures both"
-            )
     first = descriptions[request.runs[0]]
     depths = depths_of(request, first)
+    for run, description in descriptions.items():
+        if 0 < description["config"].get("block", 0) < depths:
+            raise DraftgaugeError(f"{run} drafts blocks of {description['config']['block']}: ask for no more depths")
     target, tokenizer = load_single(request, first)
     nets = {run: load_drafter(run, target) for run in request.runs}
     settings = DecodingSettings(request.output.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
@@ -66,6 +64,7 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
         config = nets[runs[0]].config
         labels = {
             "design": config.design,
+            "recipe": BLOCK if config.block else TTT,
             "layers": config.layers,
             "injection": config.injection if config.traits.reads_kv else None,
             "init": "warm" if _warm(descriptions[runs[0]]) else "random",

@@ -7,7 +7,7 @@ from typing import Any
 from draftgauge.api.requests import DiagnoseRequest
 from draftgauge.cli.console import progress, show_table
 
-DRAFTER = {"design": "design", "layers": "layers", "injection": "injection", "seeds": "seeds"}
+DRAFTER = {"design": "design", "recipe": "recipe", "layers": "layers", "injection": "injection", "seeds": "seeds"}
 QUERY = DRAFTER | {
     "depth": "depth",
     "layer": "layer",
@@ -28,8 +28,17 @@ GRADIENTS = DRAFTER | {
     "gradient_norm": "gradient norm",
     "gradient_to_weight": "over weights",
     "gradient_share": "positions reached",
+    "draft_share": "of the draft",
 }
+RANKS = DRAFTER | {"group": "group", "effective_rank": "effective rank", "full_rank": "of"}
 GATE = DRAFTER | {"depth": "depth", "gate_mean": "mean", "gate_open": "share open"}
+TABLES = (
+    ("Queries beside the target's own", "query_kl", QUERY),
+    ("Agreement with the target's query in place", "control", CONTROLS),
+    ("Gradients at the first and the last depth", "gradient_share", GRADIENTS),
+    ("Effective rank of the drafter's own projections", "effective_rank", RANKS),
+    ("Openness of the gate", "gate_mean", GATE),
+)
 
 
 def diagnose(request: DiagnoseRequest) -> list[dict[str, Any]]:
@@ -37,16 +46,8 @@ def diagnose(request: DiagnoseRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = run(request, progress=advance)
-    final = [row for row in rows if "step" not in row]
-    _show("Queries beside the target's own", [row for row in final if "query_kl" in row], QUERY)
-    _show("Agreement with the target's query in place", [row for row in final if "control" in row], CONTROLS)
-    last = max((row["depth"] for row in final if "gradient_share" in row), default=0)
-    ends = [row for row in final if "gradient_share" in row and row["depth"] in (0, last)]
-    _show("Gradients at the first and the last depth", ends, GRADIENTS)
-    _show("Openness of the gate", [row for row in final if "gate_mean" in row], GATE)
+    for title, measure, columns in TABLES:
+        shown = [row for row in rows if measure in row and "step" not in row]
+        if shown:
+            show_table(title, shown, columns)
     return rows
-
-
-def _show(title: str, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
-    if rows:
-        show_table(title, rows, columns)

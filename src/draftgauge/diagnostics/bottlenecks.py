@@ -1,8 +1,8 @@
-"""What limits a drafter, as records and as rows: query estimation error, gradients, gate; no torch.
+"""What limits a drafter, as records and as rows: query estimation error, gradients, gate, effective rank; no torch.
 
 Records hold sums and counts, so that those of several seeds can be pooled; see
-:mod:`draftgauge.diagnostics.query_error`, :mod:`draftgauge.diagnostics.gradients` and
-:mod:`draftgauge.training.reuse.gate` for what they mean.
+:mod:`draftgauge.diagnostics.query_error`, :mod:`draftgauge.diagnostics.gradients`,
+:mod:`draftgauge.diagnostics.limits` and :mod:`draftgauge.training.reuse.gate` for what they mean.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class GroupGradient:
         gradient_norm: of the mean gradient over the samples.
         gradient_to_weight: that norm over the norm of the weights; None where these are all zero.
         gradient_share: mean over samples of the share of positions that the loss reaches the group at.
+        draft_share: of the drafted positions alone; None in results of earlier versions.
     """
 
     group: str
@@ -70,31 +71,29 @@ class GroupGradient:
     gradient_norm: float
     gradient_to_weight: float | None
     gradient_share: float
+    draft_share: float | None = None
 
 
 @dataclass(frozen=True)
 class Bottlenecks:
     """What limits one trained drafter: ``query`` is None for designs that read no keys; ``gate`` (of all depths
-    together, then of each) and ``history`` (the gate over training) are empty for those without a gate."""
+    together, then of each) and ``history`` (the gate over training) are empty for those without a gate, as all that
+    draft whole blocks are; ``ranks`` holds ``group, effective_rank, full_rank`` of its projections."""
 
     query: QueryErrors | None
     gradients: Sequence[GroupGradient]
     gate: Sequence[Mapping[str, float]]
     history: Sequence[Mapping[str, float]]
+    ranks: Sequence[Row] = ()
 
     def to_json(self) -> Row:
-        return {
-            "query": None if self.query is None else self.query.to_json(),
-            "gradients": [asdict(one) for one in self.gradients],
-            "gate": [dict(one) for one in self.gate],
-            "history": [dict(one) for one in self.history],
-        }
+        return asdict(self) | {"query": None if self.query is None else self.query.to_json()}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Bottlenecks:
         query = None if content["query"] is None else QueryErrors.from_json(content["query"])
         gradients = [GroupGradient(**one) for one in content["gradients"]]
-        return Bottlenecks(query, gradients, content["gate"], content["history"])
+        return Bottlenecks(query, gradients, content["gate"], content["history"], content.get("ranks", ()))
 
 
 def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> list[Row]:
@@ -104,7 +103,8 @@ def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> 
       ``target_layer`` the one that it is compared with. Intervals are 95%, over texts and seeds.
     - the control: ``depth, control, agreement, difference, low, high``: agreement over all positions with the target's
       query in place of the drafter's, and the difference that this makes.
-    - gradients: ``group, depth, gradient_norm, gradient_to_weight, gradient_share``.
+    - gradients: ``group, depth, gradient_norm, gradient_to_weight, gradient_share, draft_share``.
+    - projections: ``group, effective_rank, full_rank``.
     - the gate: ``gate_mean, gate_open``, of all depths, of each (``depth``) and over training (``step``).
     """
     head = dict(labels) | {"seeds": len(seeds)}
@@ -113,6 +113,7 @@ def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> 
     if queries:
         rows += [*_query_rows(queries), *_control_rows(queries)]
     rows += _means([[asdict(gradient) for gradient in one.gradients] for one in seeds], ("group", "depth"))
+    rows += _means([one.ranks for one in seeds], ("group",))
     rows += _means([one.gate for one in seeds], ("depth",))
     rows += _means([one.history for one in seeds], ("step",))
     return [head | row for row in rows]

@@ -6,7 +6,10 @@ the draft from one anchor. For a few of them the loss of the first depth and of 
 
 - the norm of the mean gradient of a group, and that norm over the norm of its weights;
 - the share of a sample's positions at which the loss reaches the group: those where the gradient by the output of the
-  group's module is at least ``REACHED`` of the largest.
+  group's module is at least ``REACHED`` of the largest; and the share of its drafted positions alone.
+
+A block has all its slots at every depth, where a chain has ``depth + 1`` drafted positions; its learned mask, an input,
+is left out.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from transformers import PreTrainedModel
 from draftgauge.diagnostics.bottlenecks import GroupGradient
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import Features, batch_features
@@ -29,6 +33,12 @@ from draftgauge.training.reuse.statistics import parameter_groups
 
 REACHED = 0.01
 TEXTS, SAMPLES = 6, 4  # of a probe, and samples of each text
+LAST = ("norm", "head", "markov")  # called for the sample's own position alone
+
+Columns = Sequence[tuple[str, slice]]
+"""The groups that an output belongs to, and which part of it."""
+Shown = tuple[Columns, int, Tensor]
+"""An output ``[1, n, ...]``, or ``[1, heads, n, D]``, and its first position."""
 
 
 def gradient_statistics(
@@ -51,33 +61,65 @@ class _Probe:
 
     def __init__(self, net: ReuseNet, depths: int) -> None:
         self.net, self.depths = net, depths
-        self.groups = parameter_groups(net)
+        self.places = net.config.block + net.config.dflash if net.config.block else 0  # of a block
+        self.groups = {name: parts for name, parts in parameter_groups(net).items() if name != "mask"}
         self.columns = _columns(net)
         names = [(depth, group) for depth in sorted({0, depths - 1}) for group in self.groups]
-        self.shares: dict[tuple[int, str], list[float]] = {name: [] for name in names}
+        self.shares: dict[tuple[int, str], list[tuple[float, float]]] = {name: [] for name in names}
         self.sums: dict[tuple[int, str], list[Tensor]] = {}
 
     def add(self, tokens: Tensor, features: Features, anchors: Sequence[int]) -> None:
-        parameters = list(dict.fromkeys(parameter for parts in self.groups.values() for parameter, _ in parts))
+        if isinstance(self.net, BlockNet):
+            for anchor in anchors:
+                slots, shown = self.block(self.net, tokens, features.until(anchor + 1), anchor)
+                self.sample(slots, shown, tokens, features, anchor)
+            return
         first, count = anchors[0], tokens.shape[1] - 1 - self.depths
         with _outputs(self.net, self.columns) as outputs:
             states = unroll_states(self.net, tokens, features, self.depths, first)
         # The rows of an output end with the last anchor, or go on with the tokens after it.
         shown = [
-            (name, call + max(0, count - output.shape[1]), output)
+            (self.columns[name], call + max(0, count - output.shape[1]), output)
             for name, calls in outputs.items()
             for call, output in enumerate(calls)
         ]
-        wanted = [*parameters, *(output for _, _, output in shown)]
-        for depth in dict.fromkeys(depth for depth, _ in self.shares):
-            for anchor in anchors:
-                loss = self.loss(states[depth][:, anchor - first], features.logits[:, anchor + 1 + depth])
-                derivatives = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
-                self.take(depth, dict(zip(parameters, derivatives, strict=False)))
-                self.reach(depth, shown, derivatives[len(parameters) :], anchor)
+        for anchor in anchors:
+            self.sample([state[:, anchor - first] for state in states], shown, tokens, features, anchor)
 
-    def loss(self, state: Tensor, taught: Tensor) -> Tensor:
-        logits = self.net.logits(state).float()
+    def block(
+        self, net: BlockNet, tokens: Tensor, seen: Features, anchor: int
+    ) -> tuple[Sequence[Tensor], Sequence[Shown]]:
+        """The states of the slots of a block, each ``[1, H]``; outputs are those of the text, then of the slots."""
+        with _outputs(net, self.columns) as outputs:
+            contexts = net.contexts(seen.hidden, seen.keys, seen.values)
+            of_text = {name: len(calls) for name, calls in outputs.items()}
+            states = net.run(tokens[:, anchor + 1, None], torch.tensor([[anchor]]), contexts, None)
+        shown: list[Shown] = [
+            (self.columns[name], 0 if call < of_text[name] else anchor + 1, output)
+            for name, calls in outputs.items()
+            for call, output in enumerate(calls)
+        ]
+        for layer, context in enumerate(contexts if net.traits.reads_hidden else ()):
+            names = (f"layers.{layer}.attention.{kind}" for kind in ("keys", "values"))
+            shown += [([(name, slice(None))], 0, part) for name, part in zip(names, context[0], strict=True)]
+        return states[:, 0].unbind(1), shown
+
+    def sample(
+        self, states: Sequence[Tensor], shown: Sequence[Shown], tokens: Tensor, features: Features, anchor: int
+    ) -> None:
+        parameters = list(dict.fromkeys(parameter for parts in self.groups.values() for parameter, _ in parts))
+        wanted = [*parameters, *(output for *_, output in shown)]
+        for depth in dict.fromkeys(depth for depth, _ in self.shares):
+            place = anchor + 1 + depth
+            loss = self.loss(states[depth], tokens[:, place], features.logits[:, place])
+            derivatives = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+            self.take(depth, dict(zip(parameters, derivatives, strict=False)))
+            drafted = self.places or depth + 1
+            size = anchor + drafted + (self.places > 0)  # positions that the sample has so far
+            self.reach(depth, shown, derivatives[len(parameters) :], size, drafted)
+
+    def loss(self, state: Tensor, before: Tensor, taught: Tensor) -> Tensor:
+        logits = self.net.logits(state, before).float()
         if self.net.d2t is not None:
             taught = taught[..., self.net.d2t]
         return -(taught.float().softmax(-1) * logits.log_softmax(-1)).sum()
@@ -92,26 +134,26 @@ class _Probe:
                     one += piece[rows]
 
     def reach(
-        self, depth: int, shown: Sequence[tuple[str, int, Tensor]], derivatives: Sequence[Tensor | None], anchor: int
+        self, depth: int, shown: Sequence[Shown], derivatives: Sequence[Tensor | None], size: int, drafted: int
     ) -> None:
-        """Share of a sample's positions at which the loss reaches each group, by outputs and their first positions."""
-        size = anchor + 1 + depth  # positions that the sample has so far
+        """Shares of a sample's ``size`` positions, and of the last ``drafted`` of them, where the loss reaches."""
         strength = {name: torch.zeros(size + self.depths) for name in self.groups}
-        for (module, begin, _), gradient in zip(shown, derivatives, strict=True):
+        for (columns, begin, _), gradient in zip(shown, derivatives, strict=True):
             if gradient is None:
                 continue
-            for group, columns in self.columns[module]:
-                norms = gradient[0].flatten(1)[:, columns].float().norm(dim=-1).cpu()
+            by_row = gradient[0] if gradient.ndim == 3 else gradient[0].transpose(0, 1)
+            for group, part in columns:
+                norms = by_row.flatten(1)[:, part].float().norm(dim=-1).cpu()
                 rows = norms[: max(0, len(strength[group]) - begin)]
-                part = strength[group][begin : begin + len(rows)]
-                torch.maximum(part, rows, out=part)
-        for group in ("norm", "head"):  # called for the sample's own position alone
-            own = strength[group][size - 1 :]
-            own[0] = max(float(strength[group].max()), 1.0)
+                place = strength[group][begin : begin + len(rows)]
+                torch.maximum(place, rows, out=place)
         for group, values in strength.items():
             largest = float(values.max())
-            reached = int((values >= REACHED * largest).sum()) if largest > 0 else 0
-            self.shares[depth, group].append(min(1.0, reached / size))
+            if group.split(".")[0] in LAST:
+                values[size - 1] = largest = max(largest, 1.0)
+            reached = (values >= REACHED * largest) & (values > 0)
+            of_all, of_draft = (int(part.sum()) for part in (reached, reached[size - drafted : size]))
+            self.shares[depth, group].append((min(1.0, of_all / size), of_draft / drafted))
 
     def statistics(self) -> list[GroupGradient]:
         found = []
@@ -121,7 +163,8 @@ class _Probe:
             square = sum(float(part.float().square().sum()) for part in self.sums[depth, group])
             norm = square**0.5 / len(shares)
             weight = sum(float(p[rows].detach().float().square().sum()) for p, rows in self.groups[group]) ** 0.5
-            found.append(GroupGradient(group, depth, norm, norm / weight if weight else None, float(np.mean(shares))))
+            share, draft_share = (float(each) for each in np.mean(shares, 0))
+            found.append(GroupGradient(group, depth, norm, norm / weight if weight else None, share, draft_share))
         return found
 
 
@@ -130,14 +173,19 @@ def _anchors(text: HeldOutText, depths: int, samples: int) -> list[int]:
     return sorted({round(float(position)) for position in np.linspace(first, last, samples)})
 
 
-def _columns(net: ReuseNet) -> dict[str, list[tuple[str, slice]]]:
-    """Module with weights -> the groups that its output belongs to, and which part of it."""
-    columns: dict[str, list[tuple[str, slice]]] = {}
+def _columns(net: ReuseNet) -> dict[str, Columns]:
+    """By module with weights."""
+    columns: dict[str, Columns] = {}
     for name, module in net.named_modules():
         if isinstance(module, Attention):
             for part, linear in (("from_token", module.from_token), ("from_state", module.from_state)):
                 if linear is not None:
                     columns[f"{name}.{part}"] = [(f"{name}.{kind}", rows) for kind, rows in module.parts().items()]
+            if module.key_norm is not None:  # the keys of the text come out of it alone
+                columns[f"{name}.key_norm"] = [(f"{name}.{kind}", slice(None)) for kind in ("key_norm", "keys")]
+                columns[f"{name}.from_state"] = [
+                    part for part in columns[f"{name}.from_state"] if "keys" not in part[0]
+                ]
     for name, module in net.named_modules():
         if name not in columns and "weight" in module._parameters:
             biased = module._parameters.get("bias") is not None
@@ -146,7 +194,7 @@ def _columns(net: ReuseNet) -> dict[str, list[tuple[str, slice]]]:
 
 
 @contextmanager
-def _outputs(net: ReuseNet, columns: dict[str, list[tuple[str, slice]]]) -> Iterator[dict[str, list[Tensor]]]:
+def _outputs(net: ReuseNet, columns: Mapping[str, Columns]) -> Iterator[dict[str, list[Tensor]]]:
     """Collects the outputs of every module with weights, in the order of its calls."""
     outputs: dict[str, list[Tensor]] = {name: [] for name in columns}
     with ExitStack() as hooks:

@@ -1,10 +1,16 @@
-"""All bottlenecks of one trained drafter, measured on held-out texts."""
+"""All bottlenecks of one trained drafter, measured on held-out texts.
+
+Beside KVShot's three stands the effective rank of the drafter's own projections: those that hardly learn, or that learn
+one thing, use few directions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.progress import Progress, silent
@@ -12,11 +18,13 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks
 from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.query_error import query_errors
 from draftgauge.diagnostics.texts import HeldOutText, text_batches
-from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features
-from draftgauge.training.reuse.gate import GateWatch
+from draftgauge.training.reuse.gate import GateWatch, gates_of
+from draftgauge.training.reuse.statistics import parameter_groups
+
+PROJECTIONS = ("attention.queries", "attention.keys", "attention.values")
 
 
 def measure_bottlenecks(
@@ -29,8 +37,6 @@ def measure_bottlenecks(
 ) -> Bottlenecks:
     """Measure what limits a drafter, over greedy outputs of its target; of ``history``, the log of its training, the
     gate's figures are kept."""
-    if isinstance(net, BlockNet):  # what is measured is of drafts that go token by token
-        return Bottlenecks(None, [], [], [])
     query = query_errors(net, module, texts, depths)
     progress("bottlenecks", 1, 3)
     gradients = gradient_statistics(net, module, texts, depths)
@@ -42,15 +48,16 @@ def measure_bottlenecks(
         for row in history
         if "gate_mean" in row
     ]
-    return Bottlenecks(query, gradients, gate, logged)
+    return Bottlenecks(query, gradients, gate, logged, projection_ranks(net))
 
 
 @torch.inference_mode()
 def gate_openness(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int
 ) -> list[dict[str, float]]:
-    """Openness of the gate over all positions of the outputs: of all depths, then of each; nothing without a gate."""
-    if not net.traits.gated:
+    """Openness of the gate over all positions of the outputs: of all depths, then of each; nothing without a gate. A
+    block-wise ``hybrid`` has none: one softmax joins what it sees."""
+    if not gates_of(net):
         return []
     watch = GateWatch(net)
     with watch.watching():
@@ -61,3 +68,23 @@ def gate_openness(
             unroll_states(net, batch.tokens, features, depths, begin)
     by_depth = [{"depth": depth} | watch.row(depth) for depth in sorted(watch.sums)]
     return [watch.row(), *by_depth] if by_depth else []
+
+
+def effective_rank(matrix: Tensor) -> float:
+    """The exponential of the entropy of the normalised singular values (Roy and Vetterli 2007): 1 for a matrix of rank
+    1, the whole rank where all are equal, 0 for a matrix of zeros."""
+    values = torch.linalg.svdvals(matrix.float())
+    total = values.sum()
+    return float(torch.special.entr(values / total).sum().exp()) if total > 0 else 0.0
+
+
+@torch.no_grad()
+def projection_ranks(net: ReuseNet) -> list[dict[str, Any]]:
+    """``group, effective_rank, full_rank`` of the drafter's own queries, keys and values; of two matrices side by side
+    where token and state are read."""
+    found = []
+    for group, parts in parameter_groups(net).items():
+        if group.endswith(PROJECTIONS):
+            matrix = torch.cat([parameter[rows] for parameter, rows in parts], 1)
+            found.append({"group": group, "effective_rank": effective_rank(matrix), "full_rank": min(matrix.shape)})
+    return found

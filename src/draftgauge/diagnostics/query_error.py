@@ -3,21 +3,22 @@
 At depth ``k`` a drafter that reads keys attends from position ``t + 1 + k`` to the target's keys of ``0 .. t``. The
 target will attend from that position with a query that is a function of all its layers; a shallow drafter has to guess
 it (KVShot, arXiv 2604.26412, the first bottleneck). Both queries give a distribution over the same positions, and the
-KL divergence between the two is measured.
+KL divergence between the two is measured. Slot ``k`` of a block stands at the same position and is measured alike; the
+keys of its block, and those of fused hidden states, are left out as the keys of a chain are.
 
 A head of the drafter is compared, in every tapped layer of the target, with the head whose attention is nearest to its
 own over all positions and depths, as projected heads correspond to no head of the target by construction. Where keys
 are concatenated, only heads with the same keys are compared.
 
-Letters in shapes: ``B`` texts, ``A`` anchors, ``K`` depths, ``N`` drafter layers, ``S`` tapped layers of the target,
-``J`` query heads of the drafter, ``Q`` of the target, ``KV`` key heads, ``D`` head dimension.
+Letters in shapes: ``B`` texts, ``A`` anchors, ``L`` positions of the prefix, ``K`` depths, ``N`` drafter layers, ``S``
+tapped layers of the target, ``J`` query heads of the drafter, ``Q`` of the target, ``KV`` key heads, ``D`` their width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, TRUE, Floats, QueryErrors
 from draftgauge.diagnostics.texts import HeldOutText, TextBatch, by_text, text_batches
-from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.blockwise import BlockLayer, BlockNet
 from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
@@ -36,11 +37,20 @@ from draftgauge.models.taps import Features, batch_features
 
 
 class _Attended(NamedTuple):
-    """Inputs of the chain attention of a block at one depth."""
+    """What the queries of a drafter layer at one depth see; their ``A`` anchors are the last of ``L`` positions."""
 
     queries: Tensor  # [B, J, A, D]
-    injected: KeysValues  # [B, KV', A, D]
-    chain: Sequence[KeysValues]
+    injected: KeysValues  # [B, KV', L, D]
+    fused: Sequence[Tensor]  # keys [B, KV', L, D] of the hidden states that a block reads
+    drafted: Tensor  # [B, KV', A, n, D] keys of each anchor's own draft
+
+    @property
+    def end(self) -> int:
+        return self.injected[0].shape[2]
+
+    @property
+    def begin(self) -> int:
+        return self.end - self.queries.shape[2]
 
 
 class _Pairs(NamedTuple):
@@ -67,43 +77,28 @@ def query_errors(
     return _Comparison(net, module, texts, depths).run()
 
 
-@torch.inference_mode()
-def prefix_attention(
-    net: ReuseNet, module: PreTrainedModel, text: HeldOutText, depth: int = 0
-) -> tuple[Floats, Floats]:
-    """What the heads of a drafter's first layer attend to of the text before each of its ``A`` anchors, and what the
-    target head nearest to each will: both ``[J, A, A]``, anchors then positions, every row a distribution.
-    """
-    compared = _Comparison(net, module, [text], depth + 1)
-    heads, slots = compared.pairing()[0]
-    (seen,) = compared.batches()
-    attended = next(each for layer, at, each in compared.unrolled(seen) if (layer, at) == (0, depth))
-    pairs = enumerate(slots.tolist())
-    true = [compared.true_weights(seen, slot, depth, attended)[0, heads[head, slot]] for head, slot in pairs]
-    return _own_weights(attended)[0].numpy(force=True), torch.stack(true).numpy(force=True)
-
-
 class _Comparison:
     def __init__(self, net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int) -> None:
         self.net, self.module, self.texts, self.depths = net, module, texts, depths
         self.layers = net.config.kv_layers
         self.rules = [score_rule(module, layer) for layer in self.layers]
-        self.attentions = [block.chain_attention for block in net.blocks]
+        self.parts = _parts(net)
 
     def run(self) -> QueryErrors:
         self.nearest = self.pairing()
         shape = (len(self.texts), self.depths)
         positions = np.zeros(shape)
-        sums = {name: np.zeros((*shape, len(self.net.blocks), len(self.layers))) for name in MEASURES}
+        sums = {name: np.zeros((*shape, len(self.parts), len(self.layers))) for name in MEASURES}
         agreed = {name: np.zeros(shape) for name in CONTROLS}
         for seen in self.batches():
             index = list(seen.batch.index)
             for layer, depth, attended in self.unrolled(seen):
-                counted = seen.batch.counted(depth, attended.queries.shape[2])
-                positions[index, depth] = counted.sum(1).numpy()
+                counted = _counted(seen, depth, attended)
+                if layer == 0:
+                    positions[index, depth] += counted.sum(1).numpy()
                 for slot in range(len(self.layers)):
                     for name, values in self.measured(seen, layer, slot, depth, attended).items():
-                        sums[name][index, depth, layer, slot] = by_text(seen.batch, counted, values)
+                        sums[name][index, depth, layer, slot] += by_text(seen.batch, counted, values)
             for name in CONTROLS:
                 agreed[name][index] = self.agreement(seen, plugged=name == TRUE)
         return QueryErrors(self.layers, positions, sums, agreed)
@@ -117,33 +112,33 @@ class _Comparison:
             yield _Seen(batch, features, rotate(raw, like(tables, raw)).float())
 
     def unrolled(self, seen: _Seen) -> Iterator[tuple[int, int, _Attended]]:
-        """Drafter layer, depth and what is attended to there, for all of both."""
-        calls: list[list[_Attended]] = [[] for _ in self.attentions]
+        """Drafter layer, depth and what is attended to there, for all of both; blocks in pieces of some anchors."""
+        calls: list[tuple[int, Mapping[int, _Attended]]] = []
 
-        def catch(layer: int) -> Callable[[nn.Module, tuple[object, ...]], None]:
-            return lambda part, inputs: calls[layer].append(_attended(inputs))
+        def catch(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            return lambda part, inputs: calls.append((layer, _attended(part, inputs)))
 
         with ExitStack() as stack:
-            for layer, attention in enumerate(self.attentions):
-                assert attention is not None
-                stack.enter_context(attention.register_forward_pre_hook(catch(layer)))
+            for layer, (part, _) in enumerate(self.parts):
+                stack.enter_context(part.register_forward_pre_hook(catch(layer)))
             unroll_states(self.net, seen.batch.tokens, seen.features, self.depths)
-        for layer, by_depth in enumerate(calls):
-            for depth, attended in enumerate(by_depth):
-                yield layer, depth, attended
+        for layer, by_depth in calls:
+            for depth in range(self.depths):
+                if depth in by_depth:
+                    yield layer, depth, by_depth[depth]
 
     def pairing(self) -> list[_Pairs]:
         """For each drafter layer the target heads nearest to its own, by the KL summed over anchors and depths."""
         config = self.net.config
         costs = torch.zeros(
-            len(self.attentions), config.chain_query_heads, len(self.layers), config.query_heads, dtype=torch.float64
+            len(self.parts), config.chain_query_heads, len(self.layers), config.query_heads, dtype=torch.float64
         )
         for seen in self.batches():
             for layer, depth, attended in self.unrolled(seen):
-                counted = seen.batch.counted(depth, attended.queries.shape[2]).to(attended.queries.device)
-                drafted = _log(_own_weights(attended))  # [B, J, A, A]
+                counted = _counted(seen, depth, attended).to(attended.queries.device)
+                drafted = _log(_own_weights(attended))  # [B, J, A, L]
                 for slot in range(len(self.layers)):
-                    true = self.true_weights(seen, slot, depth, attended)  # [B, Q, A, A]
+                    true = self.true_weights(seen, slot, depth, attended)  # [B, Q, A, L]
                     entropy = -(true * _log(true)).sum(-1)  # [B, Q, A]
                     crossed = -torch.einsum("bqal,bjal->bjqa", true, drafted)
                     kl = (crossed - entropy[:, None]) * counted[:, None, None]
@@ -167,18 +162,17 @@ class _Comparison:
         )
 
     def true_weights(self, seen: _Seen, slot: int, depth: int, attended: _Attended) -> Tensor:
-        """``[B, Q, A, A]`` the target's distribution, with its query at the position that is drafted at this depth."""
-        anchors = attended.queries.shape[2]
+        """``[B, Q, A, L]`` the target's distribution, with its query at the position that is drafted at this depth."""
         assert seen.features.keys is not None
-        queries = seen.true[:, slot, :, 1 + depth : 1 + depth + anchors]
-        return _weights(queries, seen.features.keys[:, slot, :, :anchors], self.rules[slot])
+        queries = seen.true[:, slot, :, attended.begin + 1 + depth : attended.end + 1 + depth]
+        return _weights(queries, seen.features.keys[:, slot, :, : attended.end], self.rules[slot])
 
     def measured(self, seen: _Seen, layer: int, slot: int, depth: int, attended: _Attended) -> dict[str, Tensor]:
         """Every measure ``[B, A]``, the mean over those heads of the drafter that have a counterpart in this layer."""
         heads = self.nearest[layer].heads[:, slot]
         chosen = (heads >= 0).nonzero()[:, 0]
         true = self.true_weights(seen, slot, depth, attended)[:, heads[chosen]]
-        logs, visible = _log(true), torch.arange(1, true.shape[-1] + 1, device=true.device).float()
+        logs, visible = _log(true), torch.arange(attended.begin + 1, attended.end + 1, device=true.device).float()
         return {
             "query_kl": (true * (logs - _log(_own_weights(attended)[:, chosen]))).sum(-1).mean(1),
             "uniform_kl": ((true * logs).sum(-1) + visible.log()).mean(1),
@@ -189,9 +183,8 @@ class _Comparison:
         attention over the prefix in place of the drafter's."""
         batch = seen.batch
         with ExitStack() as stack:
-            for layer, attention in enumerate(self.attentions if plugged else ()):
-                assert attention is not None
-                stack.enter_context(attention.register_forward_hook(self.plug(seen, layer)))
+            for layer in range(len(self.parts) if plugged else 0):
+                self.plug(seen, layer, stack)
             states = unroll_states(self.net, batch.tokens, seen.features, self.depths)
         return np.stack(
             [
@@ -201,45 +194,77 @@ class _Comparison:
             1,
         )
 
-    def plug(self, seen: _Seen, layer: int) -> Callable[[Attention, tuple[object, ...], Tensor], Tensor]:
-        """A forward hook that gives each head of a drafter layer its nearest counterpart's attention."""
-        nearest, depth = self.nearest[layer], 0
+    def plug(self, seen: _Seen, layer: int, stack: ExitStack) -> None:
+        """Give each head of a drafter layer its nearest counterpart's attention over the prefix."""
+        by_depth: Mapping[int, _Attended] = {}
 
-        def change(attention: Attention, inputs: tuple[object, ...], output: Tensor) -> Tensor:
-            nonlocal depth
-            attended = _attended(inputs)
-            own = _own_weights(attended)
-            wanted = torch.zeros_like(own)
-            for slot in range(len(self.layers)):
-                chosen = (nearest.slot == slot).nonzero()[:, 0]
-                wanted[:, chosen] = self.true_weights(seen, slot, depth, attended)[:, nearest.heads[chosen, slot]]
-            values = _by_head(attended.injected[1], own.shape[1]).float()
-            moved = _prefix_share(attended)[..., None] * ((wanted - own) @ values)  # [B, J, A, D]
-            depth += 1
-            return output + attention.output(moved.to(output.dtype).transpose(1, 2).flatten(2))
+        def catch(part: nn.Module, inputs: tuple[Any, ...]) -> None:
+            nonlocal by_depth
+            by_depth = _attended(part, inputs)
 
-        return change
+        def change(output: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+            moves = [self.moved(seen, layer, depth, attended) for depth, attended in by_depth.items()]
+            rows = torch.stack(moves, 3).flatten(2, 3)  # [B, J, A, D], or of all slots of a block [B, J, A b, D]
+            return inputs[0] + rows.to(inputs[0].dtype).transpose(1, 2).flatten(2)
+
+        part, output = self.parts[layer]
+        stack.enter_context(part.register_forward_pre_hook(catch))
+        stack.enter_context(output.register_forward_pre_hook(change))
+
+    def moved(self, seen: _Seen, layer: int, depth: int, attended: _Attended) -> Tensor:
+        """``[B, J, A, D]`` what the counterparts' attention adds to the drafter's values that are read."""
+        if depth >= self.depths:  # a slot that is not measured
+            return torch.zeros_like(attended.queries)
+        nearest, own = self.nearest[layer], _own_weights(attended)
+        wanted = torch.zeros_like(own)
+        for slot in range(len(self.layers)):
+            chosen = (nearest.slot == slot).nonzero()[:, 0]
+            wanted[:, chosen] = self.true_weights(seen, slot, depth, attended)[:, nearest.heads[chosen, slot]]
+        values = _by_head(attended.injected[1], own.shape[1]).float()
+        return _prefix_share(attended)[..., None] * ((wanted - own) @ values)
+
+
+def _parts(net: ReuseNet) -> list[tuple[nn.Module, nn.Linear]]:
+    """By layer, the module whose inputs say what is attended to, and the projection of what was attended to."""
+    if isinstance(net, BlockNet):
+        return [(layer, layer.attention.output) for layer in net.layers]
+    attentions = [block.chain_attention for block in net.blocks]
+    return [(attention, attention.output) for attention in attentions if attention is not None]
+
+
+def _attended(part: nn.Module, inputs: tuple[Any, ...]) -> dict[int, _Attended]:
+    """By depth: of the one that a chain attention is called for, or of all slots of a block."""
+    if not isinstance(part, BlockLayer):
+        queries, injected, chain, causal = inputs
+        assert causal, "an unroll attends causally"
+        drafted = torch.stack([keys for keys, _ in chain], -2)
+        return {len(chain) - 1: _Attended(queries, injected, (), drafted)}
+    stream, context, tables, visible, size = inputs
+    heads, end = part.attention.heads(None, part.state_norm(stream), tables), int(visible.max())
+    *fused, injected = [(keys[:, :, :end], values[:, :, :end]) for keys, values in context]
+    drafted, of_states = heads.keys.unflatten(2, (-1, size)), [keys for keys, _ in fused]
+    return {slot: _Attended(heads.queries[:, :, slot::size], injected, of_states, drafted) for slot in range(size)}
+
+
+def _counted(seen: _Seen, depth: int, attended: _Attended) -> Tensor:
+    return seen.batch.counted(depth, attended.end)[:, attended.begin :]
 
 
 def _own_weights(attended: _Attended) -> Tensor:
-    """``[B, J, A, A]`` the drafter's distribution over the prefix of every anchor."""
+    """``[B, J, A, L]`` the drafter's distribution over the prefix of every anchor."""
     return _weights(attended.queries, attended.injected[0], ScoreRule(attended.queries.shape[-1] ** -0.5))
 
 
-def _attended(inputs: tuple[object, ...]) -> _Attended:
-    queries, injected, chain, causal = inputs
-    assert isinstance(queries, Tensor)
-    assert isinstance(injected, tuple)
-    assert isinstance(chain, tuple)
-    assert causal, "an unroll attends causally"
-    return _Attended(queries, injected, chain)
-
-
 def _weights(queries: Tensor, keys: Tensor, rule: ScoreRule) -> Tensor:
-    """``[B, heads, A, A]`` float32: causal softmax of queries ``[B, heads, A, D]`` over keys ``[B, KV, A, D]``."""
+    """``[B, heads, A, L]`` float32: causal softmax of queries ``[B, heads, A, D]`` over keys ``[B, KV, L, D]``."""
+    return _scores(queries, keys, rule).softmax(-1)
+
+
+def _scores(queries: Tensor, keys: Tensor, rule: ScoreRule) -> Tensor:
     products = queries.float() @ _by_head(keys, queries.shape[1]).float().mT
-    masked = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).triu(1)
-    return rule(products).masked_fill(masked, float("-inf")).softmax(-1)
+    rows, length = products.shape[-2:]
+    masked = torch.ones(rows, length, dtype=torch.bool, device=products.device).triu(1 + length - rows)
+    return rule(products).masked_fill(masked, float("-inf"))
 
 
 def _by_head(heads: Tensor, count: int) -> Tensor:
@@ -252,11 +277,10 @@ def _log(weights: Tensor) -> Tensor:
 
 
 def _prefix_share(attended: _Attended) -> Tensor:
-    """``[B, J, A]`` weight of the prefix in the joint attention with the rows' own keys."""
-    queries = attended.queries.float() * attended.queries.shape[-1] ** -0.5
-    heads = queries.shape[1]
-    scores = queries @ _by_head(attended.injected[0], heads).float().mT
-    masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    prefix = scores.masked_fill(masked, float("-inf")).logsumexp(-1)
-    own = [(queries * _by_head(keys, heads).float()).sum(-1) for keys, _ in attended.chain]
-    return (prefix - torch.stack([prefix, *own], -1).logsumexp(-1)).exp()
+    """``[B, J, A]`` weight of the prefix's injected keys in the joint attention with all others."""
+    queries, rule = attended.queries.float(), ScoreRule(attended.queries.shape[-1] ** -0.5)
+    prefix, *fused = (
+        _scores(queries, keys, rule).logsumexp(-1, keepdim=True) for keys in (attended.injected[0], *attended.fused)
+    )
+    drafted = rule((queries[..., None, :] * _by_head(attended.drafted, queries.shape[1]).float()).sum(-1))
+    return (prefix[..., 0] - torch.cat([prefix, *fused, drafted], -1).logsumexp(-1)).exp()

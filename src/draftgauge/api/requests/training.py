@@ -67,7 +67,7 @@ class EvaluateRequest:
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest:
     """Show what limits trained drafters: how far their queries are from the target's, which weights the loss reaches,
-    how far the gate is open.
+    how many directions their projections use, how far the gate is open.
     """
 
     runs: tuple[Path, ...] = option(positional=True, help="folders that 'draftgauge train' wrote; seeds are pooled.")

@@ -17,7 +17,7 @@ from draftgauge.core.provenance import timestamp
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import Columns, Table, decimals, ends, facts_of, named, render_page, table_of
 from draftgauge.reporting.style import Series, fixed, number, p_text, ratio, series
-from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH
+from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, RECIPES, Variant
 from draftgauge.studies.kvshot.presets import ROPE
 
 Row = Mapping[str, Any]
@@ -43,20 +43,20 @@ CONTROLS = (
     | named(decimals(3), "agreement_own_query", "agreement", "difference")
     | named(str, "interval")
 )
+GRADIENTS = (
+    DRAFTER
+    | named(str, "group", "depth")
+    | named(decimals(3), "gradient_norm", "gradient_to_weight", "gradient_share", "draft_share")
+)
+RANKS = DRAFTER | named(str, "group") | named(decimals(1), "effective_rank", "full_rank")
 TUNING = DRAFTER | named(number, "learning_rate", "warmup", "gate_start", "validation_kl")
 
 
 @dataclass(frozen=True)
-class Drafter:
+class Drafter(Variant):
     """All rows of one drafter, over its seeds."""
 
-    design: str
-    layers: int
-    injection: str
-    init: str
-    capacity: str
-    remedy: str
-    rows: Sequence[Row]
+    rows: Sequence[Row] = ()
 
     @property
     def label(self) -> str:
@@ -129,7 +129,7 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
     if not drafters:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
     matched = [one for one in drafters if one.capacity != EQUAL_WIDTH]
-    main = [one for one in (matched if any(one.design != "control" for one in matched) else drafters) if one.plain]
+    main = matched if any(one.design != "control" for one in matched) else drafters
     values = {
         "seeds": sorted({len(one.having("seed")) for one in drafters}),
         "failures": failures,
@@ -143,8 +143,10 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
         ),
         "results": results_table(drafters),
         "tasks": tasks_table(drafters),
-        "limits": limit_charts(main),
+        "limits": limit_charts([one for one in main if one.plain or one.remedy in RECIPES]),
         "controls": _rows_table(drafters, lambda one: one.having("control"), CONTROLS),
+        "gradients": _rows_table(drafters, lambda one: one.having("group", "gradient_share"), GRADIENTS),
+        "ranks": _rows_table(drafters, lambda one: one.having("effective_rank"), RANKS),
         "capacity": _rows_table(drafters, lambda one: one.having("seed")[:1], PARAMETERS),
         "tuning": _rows_table(_grouped(rows), lambda one: one.having("trial"), TUNING),
         "speed": table_of([one.head | {key: one.median(key) for key in SPEED} for one in drafters], DRAFTER | SPEED),
@@ -186,8 +188,8 @@ def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
     chosen = {
         "Designs, at equal parameters": [one for one in matched if one.plain],
         "Designs, at equal width": [one for one in wide if one.plain],
-        "Token by token and block-wise": [one for one in matched if one.plain or one.remedy == BLOCK]
-        if any(one.remedy == BLOCK for one in matched)
+        "Token by token and block-wise": [one for one in matched if one.plain or one.remedy in RECIPES]
+        if any(one.remedy in RECIPES for one in matched)
         else [],
         "Ways of injecting the KV cache": [one for one in kv if one in matched and one.layers == 1],
         "Layers of the KV drafter, at equal parameters": [one for one in rope if one in matched],
@@ -198,8 +200,7 @@ def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
     for title, lines in chosen.items():
         if len(lines) < 2:
             continue
-        distinct = len({one.design for one in lines}) == len(lines)
-        styles = [DESIGN_STYLES[one.design] if distinct else series(place) for place, one in enumerate(lines)]
+        styles = _styles(lines)
         for name, *keys, ylabel in (
             ("accepted", "alpha", "low", "high", "accepted, given all before, %"),
             ("agreement", "agreement", "agreement_low", "agreement_high", "agreement, all positions, %"),
@@ -262,8 +263,8 @@ def tasks_table(drafters: Sequence[Drafter]) -> Table:
 def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:
     """Query error by depth and the gate over training, where the study measured them."""
     queries, gates = [], []
-    for one in drafters:
-        style, errors, gate = DESIGN_STYLES[one.design], one.query_error(), one.gate()
+    for one, style in zip(drafters, _styles(drafters), strict=True):
+        errors, gate = one.query_error(), one.gate()
         if errors:
             queries.append(Line(one.label, range(len(errors)), errors, style=style))
         if gate:
@@ -273,6 +274,12 @@ def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:
     charts = [("Query estimation error by depth", line_chart("query", query_axes, queries))] if queries else []
     gate_axes = Axes("step of training", "mean openness of the gate", (0, 1))
     return charts + ([("The gate over training", line_chart("gate", gate_axes, gates))] if gates else [])
+
+
+def _styles(drafters: Sequence[Drafter]) -> list[Series]:
+    """Those of designs, where each is of another."""
+    distinct = len({one.design for one in drafters}) == len(drafters)
+    return [DESIGN_STYLES[one.design] if distinct else series(place) for place, one in enumerate(drafters)]
 
 
 def _rows_table(drafters: Sequence[Drafter], rows_of: Callable[[Drafter], Sequence[Row]], columns: Columns) -> Table:
