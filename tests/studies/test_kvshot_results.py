@@ -76,8 +76,9 @@ def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_
 
 
 def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> None:
-    blockwise = remedied(KV, BLOCK)
-    measured = study_rows(results(tmp_path, {KV: ALPHAS[KV], blockwise: ALPHAS[KV_DEEP]}, seeds=(0, 1)))
+    blockwise, headed = remedied(KV, BLOCK), remedied(KV, "block-wise-markov")
+    alphas = {KV: ALPHAS[KV], blockwise: ALPHAS[KV_DEEP], headed: ALPHAS[KV_DEEP]}
+    measured = study_rows(results(tmp_path, alphas, seeds=(0, 1)))
     runs = [row for row in measured if "recipe" in row]
     assert [(row["recipe"], row["design"], row["seed"]) for row in runs] == [
         ("ttt", "kv", 0), ("block", "kv", 0), ("ttt", "kv", 1), ("block", "kv", 1)
@@ -86,9 +87,10 @@ def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> No
     assert all(row["tokens_seen"] == 1000 and row["seconds_draft"] == 7 * 2.0 / 1e3 for row in runs)
     assert all(isinstance(row[key], (int, float)) for row in runs for key in keys)
     assert runs[1]["tokens_per_step_live"] > runs[0]["tokens_per_step_live"]
-    (paired,) = [row for row in measured if row.get("measure") == "mat_minus_plain"]
+    paired, head = [row for row in measured if row.get("measure") == "mat_minus_plain"]
     assert (paired["remedy"], paired["seeds"]) == (BLOCK, 2)
-    assert [line["drafter"] for line in summary(measured)] == ["kv-project-rope", "kv-project-rope-block-wise"]
+    assert head["estimate"] == pytest.approx(0, abs=0.02), "a head is compared with the block-wise drafter without it"
+    assert [line["drafter"] for line in summary(measured)] == [variant.name for variant in alphas]
 
 
 def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.cells import CURVE_FOLDER, ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
-from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width, make_study, warm
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, make_study, remedied, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
 from draftgauge.training.reuse.request import TrainingSpec
 from launching import ray_cluster
@@ -72,6 +72,23 @@ def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_pat
         "P2 at equal parameters",
         "P3",
     ]
+
+
+def test_both_recipes_have_the_same_rows_of_what_limits_them(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    block, headed = remedied(KV, "block-wise"), remedied(KV, "block-wise-markov")
+    variants = (KV, block, headed, remedied(HYBRID, "block-wise"))
+    study = small(tiny_target, prompts, variants)
+    found = run_study(replace(study, request=replace(study.request, depths=4)), tmp_path / "study", prompts)
+    assert found.failures == {}
+    for measure in ("query_kl", "control", "draft_share", "effective_rank"):
+        having = {(row["design"], row.get("remedy", "")) for row in found.rows if measure in row}
+        assert having == {(one.design, one.remedy) for one in variants}
+    counts = [row["parameters"] for row in found.rows if "parameters" in row]
+    assert max(counts) <= 1.02 * min(counts), "a head is to be paid for by the MLP"
+    assert sorted(row["recipe"] for row in found.rows if "recipe" in row) == ["block", "block", "ttt"]  # no head
+    page = render_kvshot(found.rows, {}, {})
+    assert "Effective rank" in page
+    assert "kv, block wise markov" in page
 
 
 RUN = {

@@ -136,12 +136,13 @@ def matched_widths(
 ) -> list[ReuseConfig]:
     """Configurations whose numbers of trainable parameters agree within ``tolerance``, by the width of the SwiGLU.
 
-    The size aimed at is that of the largest one, at its usual width, among those of fewest layers. A request holds
+    The size aimed at is that of the largest one, at its usual width and without a Markov head, among those of fewest
+    layers. A request holds
     keyword arguments of :func:`reuse_config`.
     """
     natural = [reuse_config(target_config, **request) for request in requests]
     least = min(config.layers for config in natural)
-    budget = max(count_parameters(config) for config in natural if config.layers == least)
+    budget = max(count_parameters(replace(config, markov_rank=0)) for config in natural if config.layers == least)
     matched = [_fit(config, budget) for config in natural]
     counts = [count_parameters(config) for config in matched]
     if max(counts) > (1 + tolerance) * min(counts):

@@ -30,8 +30,11 @@ REMEDIES: Mapping[str, Mapping[str, Any]] = {
     "kv-gradient-50": {"kv_gradient": 50.0},  # the paper's negative result
     "depths-12": {"depths": 12},  # more depths in the unroll; measured at the depths of the others
 }
-BLOCK = "block-wise"
-RECIPES: Mapping[str, Mapping[str, Any]] = {BLOCK: {"recipe": "block"}}  # the way out that the paper names
+BLOCK = "block-wise"  # the way out that the paper names
+# The same with a head. The confidence head is left out: it says only when a policy is to stop, and the study drafts and
+# verifies whole blocks.
+HEADS: Mapping[str, Mapping[str, Any]] = {"block-wise-markov": {"recipe": "block", "markov_rank": 64}}
+RECIPES: Mapping[str, Mapping[str, Any]] = {BLOCK: {"recipe": "block"}, **HEADS}
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Variant:
     @property
     def starts_from(self) -> Variant | None:
         return Variant("hidden", capacity=self.capacity) if self.init == "warm" else None
+
+    @property
+    def base(self) -> Variant:
+        """The same without its remedy, or without its head."""
+        return replace(self, remedy=BLOCK if self.remedy in HEADS else "")
 
     @property
     def tuned_as(self) -> Variant:

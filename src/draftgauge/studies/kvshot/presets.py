@@ -9,7 +9,7 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
-from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH, FEATURES_NAME, Evaluation, Study, Tuning, Variant
+from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH, FEATURES_NAME, HEADS, Evaluation, Study, Tuning, Variant
 from draftgauge.training.reuse.request import SELF, TrainingSpec
 
 ROPE = "project-rope"
@@ -36,6 +36,8 @@ def remedied(variant: Variant, remedy: str) -> Variant:
     return replace(variant, remedy=remedy)
 
 
+MAIN = (HIDDEN, KV, HYBRID, CONTROL)
+BOTH_RECIPES = (*MAIN, *(remedied(one, BLOCK) for one in MAIN))
 # Every remedy on the drafters whose bottleneck it aims at.
 REMEDIED = (remedied(KV, "kv-gradient-50"), *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)))
 
@@ -47,7 +49,7 @@ def smoke(request: TrainingSpec) -> Study:
     request = replace(request, prompts=request.prompts or bundled, questions=8, new_tokens=16, length=256)
     return Study(
         "smoke",
-        (HIDDEN, KV, HYBRID, CONTROL),
+        MAIN,
         (0, 1),
         # One thread: on a busy machine the threads of such small passes mostly wait for each other.
         replace(request, steps=2, batch=2, checkpoint_every=2, log_every=1, attention_start=SELF, threads=1),
@@ -70,17 +72,10 @@ def quick(request: TrainingSpec) -> Study:
     """
     return Study(
         "quick",
-        (HIDDEN, KV, HYBRID, CONTROL),
+        MAIN,
         (0, 1, 2, 3, 4),
         replace(request, **LAPTOP),
-        Evaluation(
-            per_task=PER_TASK,
-            max_new_tokens=96,
-            live_prompts=12,
-            tree_prompts=4,
-            latency_prompts=2,
-            bottleneck_prompts=12,
-        ),
+        Evaluation(per_task=PER_TASK, live_prompts=12, tree_prompts=4, latency_prompts=2, bottleneck_prompts=12),
         Tuning(steps=100, per_task=4),
         other_seeds=3,
         decisive=(HIDDEN, KV),
@@ -110,8 +105,8 @@ def remedies(request: TrainingSpec) -> Study:
 
 
 def block(request: TrainingSpec) -> Study:
-    """The designs trained token by token and block-wise, on as many positions each: two million answer tokens."""
-    designs = (HIDDEN, KV, HYBRID, CONTROL)
+    """The designs trained token by token and block-wise, on as many positions each: two million answer tokens; one with
+    a Markov head too."""
     base, questions = quick(request), GPU["questions"]
     if request.target != REFERENCE:
         # Else a head of 50,000 tokens or more takes most of the time; the bundled target has 4,096.
@@ -119,7 +114,7 @@ def block(request: TrainingSpec) -> Study:
     return replace(
         base,
         preset="block",
-        variants=(*designs, *(remedied(one, BLOCK) for one in designs)),
+        variants=(*BOTH_RECIPES, *(remedied(KV, head) for head in HEADS)),
         seeds=(0, 1),
         decisive=(),
         request=replace(
@@ -131,11 +126,12 @@ def block(request: TrainingSpec) -> Study:
 
 def short_block(request: TrainingSpec) -> Study:
     """Block on some 27,000 positions, untuned, with 48 prompts: some hours on a laptop. What needs long training
-    it cannot show."""
+    it cannot show, and it has no head."""
     study = block(request)
     return replace(
         study,
         preset="short-block",
+        variants=BOTH_RECIPES,
         request=replace(study.request, questions=400, new_tokens=96, steps=100, checkpoint_every=25, log_every=25),
         evaluation=replace(study.evaluation, per_task=12, live_prompts=8, tree_prompts=0, bottleneck_prompts=8),
         tuning=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
-from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, RESULT_NAME, Cell, Variant, read_kept
+from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, HEADS, RESULT_NAME, Cell, Variant, read_kept
 from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows, gradient_rows
 from draftgauge.studies.kvshot.presets import CONTROL
 from draftgauge.studies.kvshot.verdicts import Run, common_seeds, compare, mat_by_prompt, verdict_rows
@@ -77,11 +77,11 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
       ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
     - other measures, likewise pooled: ``measure``, of all or of a ``task``, ``estimate, low, high``;
     - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
-      ``mat_minus_plain`` to the same drafter without its remedy, ``mat_minus_random`` to the same from random weights,
-      ``mat_minus_control`` to the control;
+      ``mat_minus_plain`` to the same drafter without its remedy or head, ``mat_minus_random`` to the same from random
+      weights, ``mat_minus_control`` to the control;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
-    - of a study with two recipes, every run as ``recipe, design, seed, tokens_seen, tokens_per_step_live, agreement``
-      (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
+    - of a study with two recipes, every run without a head as ``recipe, design, seed, tokens_seen,
+      tokens_per_step_live, agreement`` (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
     - of a study that keeps learning curves, see :mod:`draftgauge.studies.kvshot.curve`, a row for every checkpoint, and
       both recipes after equal seconds of training; and :func:`~draftgauge.studies.kvshot.curve.gradient_rows`;
     - predictions: see :func:`~draftgauge.studies.kvshot.verdicts.verdict_rows`.
@@ -101,27 +101,24 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
         variant: {result.cell.request.seed: Run(result.agreed, result.survived) for result in group}
         for variant, group in groups.items()
     }
-    if len({result.cell.request.recipe for result in results}) > 1:
-        rows += map(_recipe_row, results)
-        for result in results:
+    headless = [result for result in results if result.cell.variant.remedy not in HEADS]
+    if len({result.cell.request.recipe for result in headless}) > 1:
+        rows += map(_recipe_row, headless)
+        for result in headless:
             request = result.cell.request
             rows += gradient_rows(request.recipe, request.reuse, request.seed, result.history)
     curves: list[Row] = []
     for variant, group in groups.items():
+        if variant.remedy in HEADS:
+            continue
         curves += curve_rows(variant, group[0].cell.request.recipe, [result.curve for result in group])
     rows += [*curves, *at_equal_seconds(curves, BLOCK, TTT)]
     return [*rows, *_paired_rows(runs), *verdict_rows(runs)]
 
 
 def _labels(variant: Variant) -> Row:
-    labels: Row = {
-        "design": variant.design,
-        "layers": variant.layers,
-        "injection": variant.injection or None,
-        "init": variant.init,
-        "capacity": variant.capacity,
-    }
-    return labels | ({"remedy": variant.remedy} if variant.remedy else {})
+    labels = asdict(variant) | {"injection": variant.injection or None}
+    return {key: value for key, value in labels.items() if value != "" or key != "remedy"}
 
 
 def _run_row(result: CellResult) -> Row:
@@ -187,7 +184,7 @@ def _measured(name: str, found: Interval, **key: str) -> Row:
 
 def _paired_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
     for variant in runs:
-        bases = {"plain": replace(variant, remedy=""), "random": replace(variant, init="random"), "control": CONTROL}
+        bases = {"plain": variant.base, "random": replace(variant, init="random"), "control": CONTROL}
         for name, base in bases.items():
             if variant == base or len(common_seeds(runs, variant, base)) < 2:
                 continue

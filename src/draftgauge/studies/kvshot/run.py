@@ -182,6 +182,7 @@ def choose_configs(study: Study, target_config: Any) -> Mapping[Variant, ReuseCo
             "taps": request.taps,
             "draft_vocabulary": request.draft_vocabulary,
             "block": request.block,
+            "markov_rank": request.markov_rank,
         }
     matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
     configs = dict(zip(matched, matched_widths(target_config, [shapes[one] for one in matched]), strict=True))
