@@ -258,11 +258,11 @@ class AdviseRequest:
     """
 
     folder: Path | None = option(None, positional=True, help="a recorded run; or else --url or --requests.")
-    engine: str = option("draftgauge", short="-e", help="draftgauge, transformers, gguf, llama-server, vllm or sglang.")
+    engine: str = option("draftgauge", short="-e", help="in draftgauge, transformers, gguf, llama-server, vllm or sglang.")
     costs: Path | None = option(None, help="JSON of what a step costs in the engine; the run's own if left out.")
     url: str | None = option(None, help="a running server of the engine, e.g. http://127.0.0.1:8000.")
     model: str | None = option(None, help="refuse the server unless it serves this model.")
-    requests: Path | None = option(None, help="vLLM's answers with metrics of every step, in place of a recorded run.")
+    requests: Path | None = option(None, help="answers of vLLM with metrics of every step, in place of a recorded run.")
     policies: tuple[str, ...] = policies_option("a policy to try beside the fixed lengths; may be repeated.")
     judged: JudgedSpec = JudgedSpec()
     batch: int | None = option(None, help="also say whether adaptive verification pays at this many requests at once.")

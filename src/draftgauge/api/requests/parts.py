@@ -44,7 +44,7 @@ class PairSpec:
     target: str | None = option(None, help="target model: an id, a folder or 'reference' (bundled).")
     draft: str | None = option("reference", help="draft model: an id, a folder or 'reference'.")
     compression: tuple[Compression, ...] = option(
-        (UNCOMPRESSED,), help="uncompressed, fp32, fp16, bf16, int8 or nf4, or several with commas."
+        (UNCOMPRESSED,), help="of the target: uncompressed, fp32, fp16, bf16, int8 or nf4, or several with commas."
     )
     drafter: str | None = option(
         None, help="'language_model', 'prompt_lookup', a trained drafter's folder, or an EAGLE-3 or DFlash checkpoint."
