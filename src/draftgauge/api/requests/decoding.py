@@ -258,7 +258,9 @@ class AdviseRequest:
     """
 
     folder: Path | None = option(None, positional=True, help="a recorded run; or else --url or --requests.")
-    engine: str = option("draftgauge", short="-e", help="in draftgauge, transformers, gguf, llama-server, vllm or sglang.")
+    engine: str = option(
+        "draftgauge", short="-e", help="one of draftgauge, transformers, gguf, llama-server, vllm and sglang."
+    )
     costs: Path | None = option(None, help="JSON of what a step costs in the engine; the run's own if left out.")
     url: str | None = option(None, help="a running server of the engine, e.g. http://127.0.0.1:8000.")
     model: str | None = option(None, help="refuse the server unless it serves this model.")
