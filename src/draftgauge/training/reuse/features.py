@@ -300,5 +300,5 @@ def _with_last(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> tuple[
     seen: list[Tensor] = []
     head = module.get_output_embeddings()
     with head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0])):
-        features = batch_features(module, tokens, plan)
+        features = batch_features(module, tokens, plan, torch.zeros(tokens.shape, dtype=torch.bool))  # no logits
     return features, seen[0]
