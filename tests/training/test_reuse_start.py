@@ -15,7 +15,7 @@ from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
 from draftgauge.drafters.reuse.rotary import window
 from draftgauge.models.hidden import decoder_layers
 from draftgauge.training.reuse import start
-from draftgauge.training.reuse.optimizers import make_optimizers
+from draftgauge.training.reuse.optimizers import Muon, make_optimizers, orthogonal
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.start import HeadMaps, fit_head_maps, start_attention
 from tiny import tiny_model, tokens
@@ -142,11 +142,26 @@ def test_every_parameter_has_one_optimizer(target: PreTrainedModel, name: str, c
         assert orthogonal == {id(p) for n, p in net.named_parameters() if p.ndim == 2 and not n.startswith("head")}
 
 
-def test_a_torch_without_muon_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.warns(UserWarning, match="has no Muon"):
-        (optimizer,) = make_optimizers(drafter(tiny_model("llama", num_hidden_layers=4), "kv"), "muon")
-    assert isinstance(optimizer, torch.optim.AdamW)
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+def test_muon_is_that_of_torch_in_bfloat16(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
+    monkeypatch.setattr("draftgauge.training.reuse.optimizers.autocast_dtype", lambda device: torch.bfloat16)
+    start, gradients = torch.randn(shape), torch.randn(3, *shape)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    torchs = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for optimizer, matrix in ((Muon([ours], {"lr": 0.1, "weight_decay": 0.1}), ours), (torchs, theirs)):
+        for gradient in gradients:
+            matrix.grad = gradient.clone()
+            optimizer.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_muon_takes_float32_where_bfloat16_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftgauge.training.reuse.optimizers.autocast_dtype", lambda device: None)
+    found = orthogonal(torch.randn(24, 40))
+    assert found.dtype == torch.float32
+    sizes = torch.linalg.svdvals(found)
+    assert sizes.min() > 0.6
+    assert sizes.max() < 1.3
 
 
 @pytest.mark.parametrize("setting", ["attention_start", "optimizer"])
