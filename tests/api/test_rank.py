@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,9 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
         ["lookup", *common],
         ["--target", str(tmp_path / "none")],
         ["--prompts", str(tmp_path / "none.jsonl")],
+        ["--compression", "int7"],
+        ["../x/lookup", "x/lookup"],  # whose folders would be the same
+        ["."],
     ):
         refusal("rank", "lookup", *common, "--out", str(tmp_path / "wrong"), *wrong)
 
@@ -128,7 +133,8 @@ def test_costs_of_an_engine_take_the_place_of_those_measured(models, ranked, tmp
     replace(costs, verify=tuple(tuple(10 * s for s in row) for row in costs.verify)).save(tmp_path / "slow.json")
     options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
     asked = {"drafters": (str(models["draft"]), "lookup"), **options}
-    slower = dg.rank(costs_of=(f"lookup={tmp_path / 'slow.json'}",), **asked)
+    given = (f"lookup={tmp_path / 'slow.json'}", f"{models['draft']}={run / 'costs.json'}")
+    slower = dg.rank(costs_of=given, **asked)
 
     def speed(of: list[dict[str, Any]]) -> float:
         return next(row["tokens_per_second"] for row in of if row["drafter"] == "lookup")
@@ -136,6 +142,21 @@ def test_costs_of_an_engine_take_the_place_of_those_measured(models, ranked, tmp
     assert speed(slower) < speed(rows) / 2
     with pytest.raises(DraftgaugeError, match="DRAFTER=FILE, with one of the drafters"):
         dg.rank(costs_of=("other=x.json",), **asked)
+    with pytest.raises(DraftgaugeError, match=r"give --costs of .*draft too, or of no drafter"):
+        dg.rank(costs_of=given[:1], **asked)
+    with pytest.raises(DraftgaugeError, match="drafts of up to 3 tokens cost, and --gamma-max is 4: lower it"):
+        dg.rank(costs_of=given, **asked | {"gamma_max": 4})
+
+
+def test_outputs_to_prompts_that_were_cut_elsewhere_are_not_taken(models, tmp_path: Path) -> None:
+    short = shutil.copytree(models["draft"], tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 20}))
+    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": tmp_path / "out"}
+    rows = dg.rank(drafters=("lookup", str(short)), long_prompts="truncate", limit=2, **options)
+    (failed,) = [row for row in rows if "error" in row]
+    assert failed["drafter"] == str(short)
+    assert "no output is known for the prompts p0, p1, or they were cut elsewhere" in failed["error"]
 
 
 def test_the_setting_of_a_drafter_is_as_fast_as_its_best_length() -> None:
@@ -158,3 +179,7 @@ def test_a_drafter_measured_on_a_busier_machine_is_not_slower_for_it() -> None:
     assert two.verify == one.verify
     assert two.plain == one.plain
     assert [list(row) for row in two.draft] == [pytest.approx(row) for row in one.draft]
+    longer = replace(slow, contexts=(100, 1000), verify=2 * slow.verify, draft=2 * slow.draft, plain=2 * slow.plain)
+    for scaled in on_one_target({"one": costs, "two": longer}).values():  # one context says nothing of others
+        assert scaled.contexts == (100, 1000)
+        assert [list(row) for row in scaled.verify] == 2 * [pytest.approx(costs.verify[0])]

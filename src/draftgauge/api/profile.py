@@ -46,6 +46,9 @@ from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
 
+AskedPrompt = tuple[int, tuple[int, ...]]
+"""A prompt's index and its token ids, as the models take them."""
+
 
 @verb(ProfileRequest)
 def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning: Warn = warn) -> list[dict[str, Any]]:
@@ -73,11 +76,11 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
 
 
 def record_runs(
-    request: ProfileRequest, progress: Progress, on_warning: Warn, answers: Mapping[int, Answer] | None = None
+    request: ProfileRequest, progress: Progress, on_warning: Warn, known: Mapping[AskedPrompt, Answer] | None = None
 ) -> list[Path]:
     """Record a checked request; returns its run folders.
 
-    ``answers`` are known outputs of the target by prompt index, which are then not decoded.
+    ``known`` are the target's outputs, which are then not decoded.
     """
     names, limit = request.pair.compression, request.output.max_new_tokens
     folders = run_folders(request.out, names)
@@ -87,8 +90,14 @@ def record_runs(
     if request.prompts.chat is None:  # the manifest says what was done
         request = replace(request, prompts=replace(request.prompts, chat=pair.tokenizer.chat_template is not None))
     encoded = encode_prompts(pair.encoder, chosen, path, limit, request.prompts)
-    if answers is not None and (lacking := [p.identifier for p, _ in encoded if p.index not in answers]):
-        raise TraceError(f"no output is known for the prompts {', '.join(lacking[:3])}: record into another folder")
+    answers = None
+    if known is not None:
+        if lacking := [p.identifier for p, tokens in encoded if (p.index, tuple(tokens)) not in known]:
+            raise TraceError(
+                f"no output is known for the prompts {', '.join(lacking[:3])}, or they were cut elsewhere, as these "
+                f"models take {pair.context} tokens: record into another folder, or give shorter prompts"
+            )
+        answers = {p.index: known[p.index, tuple(tokens)] for p, tokens in encoded}
     if request.outputs is not None:
         usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
         encoded = usable.prompts
@@ -128,7 +137,7 @@ def record_runs(
                 f"What was recorded is kept in {request.out}: ask for the same again to go on from there."
             )
             raise
-    for name, folder in folders.items() if answers is None else ():
+    for name, folder in folders.items() if known is None else ():
         _say_how_answers_look(name, read_run(folder)[0], end_tokens, on_warning)
     return list(folders.values())
 

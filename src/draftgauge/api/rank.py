@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftgauge.api.bench import bench
 from draftgauge.api.pair import labelled
-from draftgauge.api.profile import record_runs
+from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
 from draftgauge.api.runs import Warn, warn
@@ -54,14 +54,14 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     Raises:
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
     """
-    given = _given_costs(request)
+    given, folders = _given_costs(request), _run_folders(request)
     choose_prompts(request.prompts)  # what no drafter could use is refused before any is tried
     load_tokenizer(request.loading.tokenizer or request.target or REFERENCE, request.loading.trust_remote_code)
+    labelled(PairSpec(target=request.target or REFERENCE, compression=(request.compression,)))
     require_writable(request.out)
     runs: dict[str, Path] = {}
     failed: dict[str, str] = {}
-    for drafter in request.drafters:
-        run = request.out / re.sub(r"[^\w.-]+", "-", drafter).strip("-.")
+    for drafter, run in folders.items():
         try:
             _record(request, drafter, run, next(iter(runs.values()), None), progress, on_warning)
             runs[drafter] = run
@@ -98,6 +98,13 @@ def _live(request: RankRequest, row: Mapping[str, Any], progress: Progress) -> d
     return ratios | {"live_mismatched_prompts": live["mismatched_prompts"]}
 
 
+def _run_folders(request: RankRequest) -> dict[str, Path]:
+    names = {drafter: re.sub(r"[^\w.-]+", "-", drafter).strip("-.") for drafter in request.drafters}
+    if len({"", *names.values()}) <= len(names):
+        raise DraftgaugeError(f"{', '.join(names)} have no folders of their own in {request.out}: give full paths")
+    return {drafter: request.out / name for drafter, name in names.items()}
+
+
 def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
     """Costs of an engine in place of those measured here, by drafter."""
     given = {}
@@ -107,6 +114,15 @@ def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
             raise DraftgaugeError(f"--costs takes DRAFTER=FILE, with one of the drafters, not {entry!r}")
         curves = read_costs(Path(path), request.costs_engine)
         given[drafter] = curves[min(curves)]
+        if given[drafter].gamma_max < request.drafts.gamma_max:
+            raise DraftgaugeError(
+                f"{path} says what drafts of up to {given[drafter].gamma_max} tokens cost, and --gamma-max is "
+                f"{request.drafts.gamma_max}: lower it"
+            )
+    if lacking := [drafter for drafter in request.drafters if given and drafter not in given]:
+        raise DraftgaugeError(
+            f"speeds are compared in one engine: give --costs of {', '.join(lacking)} too, or of no drafter"
+        )
     return given
 
 
@@ -136,32 +152,35 @@ def _record(
     release_unused()
 
 
-def _answers(trace: Trace) -> dict[int, Answer]:
+def _answers(trace: Trace) -> dict[AskedPrompt, Answer]:
     ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
     return {
-        prompt.index: Answer(trace.token[a:b].tolist(), "stop" if prompt.finish == "stop" else "length")
+        (prompt.index, prompt.prompt_token): Answer(
+            trace.token[a:b].tolist(), "stop" if prompt.finish == "stop" else "length"
+        )
         for prompt, a, b in ends
     }
 
 
 def _comparable(
-    runs: Mapping[str, Path], given: Mapping[str, CostCurve], on_warning: Callable[[str], None]
+    runs: Mapping[str, Path], given: Mapping[str, CostCurve], on_warning: Warn
 ) -> dict[str, tuple[Trace, CostCurve]]:
     """Traces of the same prompts and outputs, with costs."""
     traces = {drafter: read_trace(run) for drafter, run in runs.items()}
     outputs = {drafter: _answers(trace) for drafter, trace in traces.items()}
     first = next(iter(outputs.values()))
-    shared = {i for i, output in first.items() if all(other.get(i) == output for other in outputs.values())}
+    shared = {asked for asked, output in first.items() if all(of.get(asked) == output for of in outputs.values())}
     if len(shared) < max(map(len, outputs.values())):
         on_warning(
             f"{len(shared)} of {max(map(len, outputs.values()))} prompts have the same output in every run, and count"
         )
     if not shared:
         raise TraceError("the runs have no output in common: rank into a new folder")
-    kept = {d: select(trace, [p.index in shared for p in trace.prompts]) for d, trace in traces.items()}
-    measured = {drafter: run_costs(run) for drafter, run in runs.items() if drafter not in given}
-    costs = {**given, **(on_one_target(measured) if measured else {})}
-    return {drafter: (trace, costs[drafter]) for drafter, trace in kept.items()}
+    costs = given or on_one_target({drafter: run_costs(run) for drafter, run in runs.items()})
+    return {
+        drafter: (select(trace, [(p.index, p.prompt_token) in shared for p in trace.prompts]), costs[drafter])
+        for drafter, trace in traces.items()
+    }
 
 
 def _weights_mib(run: Path) -> float:

@@ -67,26 +67,28 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
 def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
     """Costs of several drafters, measured one after the other, as if the target had run equally fast for all of them.
 
-    Its passes are the same whoever drafts, so those of the curve that other work disturbed least (the one of the
-    shortest passes) count for all, and what a drafter takes is scaled by how fast the target ran beside it.
+    Its passes are the same whoever drafts. How they grow with the context is taken from the curve of most contexts, how
+    fast they are from the curve that other work disturbed least (the one of the shortest passes), and what a drafter
+    takes is scaled by how fast the target ran beside it.
     """
     verified = np.arange(1, min(curve.gamma_max for curve in curves.values()) + 2)
 
     def of_target(curve: CostCurve, contexts: tuple[int, ...]) -> float:
         return float(curve.verify_seconds(verified, np.array(contexts)[:, None]).sum())
 
-    first = next(iter(curves.values()))
-    reference = min(curves.values(), key=lambda curve: of_target(curve, first.contexts))
-    places = np.array(reference.contexts)[:, None]
+    widest = min(curves.values(), key=lambda curve: (-len(curve.contexts), of_target(curve, curve.contexts)))
+    paces = {name: of_target(c, c.contexts) / of_target(widest, c.contexts) for name, c in curves.items()}
+    pace, places = min(paces.values()), np.array(widest.contexts)[:, None]
+    verify = tuple(tuple(pace * seconds for seconds in row) for row in widest.verify)
     scaled = {}
     for name, curve in curves.items():
-        factor = of_target(reference, curve.contexts) / of_target(curve, curve.contexts)
+        factor = pace / paces[name]
         draft = factor * curve.draft_seconds(np.arange(curve.gamma_max + 1), places)
         scaled[name] = replace(
             curve,
-            contexts=reference.contexts,
-            verify=reference.verify,
-            plain=reference.plain,
+            contexts=widest.contexts,
+            verify=verify,
+            plain=tuple(pace * seconds for seconds in widest.plain),
             draft=tuple(map(tuple, draft.tolist())),
             catch_up=tuple(factor * seconds for seconds in curve.catch_up),
             signals=factor * curve.signals,

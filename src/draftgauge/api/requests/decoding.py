@@ -92,7 +92,7 @@ class RankRequest:
     randomness: SeedSpec = SeedSpec()
     costs: CostSpec = CostSpec()
     costs_of: tuple[str, ...] = option(
-        (), repeated=True, name="--costs", help="DRAFTER=FILE: what a step costs in an engine; may be repeated."
+        (), repeated=True, name="--costs", help="DRAFTER=FILE: what a step costs in an engine, of every drafter."
     )
     costs_engine: str = option("draftgauge", help="the engine that the files of --costs are of, e.g. vllm.")
     live: int | None = option(
