@@ -125,7 +125,7 @@ def test_gradients_of_keys_and_values_over_those_of_queries() -> None:
 
 
 def test_a_recipe_that_needs_less_time_is_compared_with_the_others_curve_at_that_time() -> None:
-    points = {"block": [(1.0, 1.5)], "ttt": [(0.5, 1.1), (1.5, 1.3)]}
+    points = {"block": [(0.5, 1.4), (1.0, 1.5)], "ttt": [(0.5, 1.1), (1.5, 1.3)]}
     curve = [
         {"curve": recipe, "design": "kv", "train_seconds": seconds, "tokens_per_step": value}
         for recipe, of in points.items()
@@ -133,6 +133,8 @@ def test_a_recipe_that_needs_less_time_is_compared_with_the_others_curve_at_that
     ]
     (row,) = at_equal_seconds(curve, "block", "ttt")
     assert (row["equal_seconds"], row["block"], row["ttt"]) == (1.0, 1.5, pytest.approx(1.2))
+    (row,) = at_equal_seconds(curve[:-1], "block", "ttt")  # whichever is the shorter one
+    assert (row["equal_seconds"], row["block"], row["ttt"]) == (0.5, 1.4, 1.1)
 
 
 def test_every_drafter_is_paired_with_the_control_and_a_warm_start_with_its_random_one(tmp_path: Path) -> None:

@@ -61,20 +61,19 @@ def curve_rows(variant: Variant, recipe: str, curves: Sequence[Curve]) -> Iterat
         yield row | columns("tokens_per_step", interval(survived, tokens_per_step))
 
 
-def at_equal_seconds(rows: Sequence[Row], quick: str, slow: str) -> Iterator[Row]:
-    """Tokens a step of both recipes once the ``quick`` one is through: the ``slow`` one read off its curve, on a
-    straight line between two checkpoints."""
-    for last in {row["design"]: row for row in rows if row["curve"] == quick}.values():
-        curve = [row for row in rows if row["curve"] == slow and row["design"] == last["design"]]
-        if not curve:
+def at_equal_seconds(rows: Sequence[Row], *recipes: str) -> Iterator[Row]:
+    """Tokens a step of recipes after the seconds of the shortest training: read off their curves, on a straight line
+    between two checkpoints."""
+    for design in dict.fromkeys(row["design"] for row in rows):
+        curves = [[row for row in rows if (row["curve"], row["design"]) == (each, design)] for each in recipes]
+        if not all(curves):
             continue
-        seconds = [row["train_seconds"] for row in curve]
-        yield {
-            "equal_seconds": min(last["train_seconds"], seconds[-1]),
-            "design": last["design"],
-            quick: last["tokens_per_step"],
-            slow: float(np.interp(last["train_seconds"], seconds, [row["tokens_per_step"] for row in curve])),
-        }
+        shortest = min(curve[-1]["train_seconds"] for curve in curves)
+        found: Row = {"equal_seconds": shortest, "design": design}
+        for recipe, curve in zip(recipes, curves, strict=True):
+            seconds, tokens = ([row[key] for row in curve] for key in ("train_seconds", "tokens_per_step"))
+            found[recipe] = float(np.interp(shortest, seconds, tokens))
+        yield found
 
 
 def gradient_rows(recipe: str, design: str, seed: int, history: Sequence[Mapping[str, float]]) -> Iterator[Row]:
