@@ -127,8 +127,9 @@ def test_the_cache_of_another_run_is_refused(tmp_path: Path, change: dict[str, o
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DraftgaugeError, match="no cache of features"):
-        make_cache(tmp_path, tiny_model(num_hidden_layers=4), conversations(), identity())
+    for place in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(DraftgaugeError, match="no cache of features"):
+            make_cache(place, tiny_model(num_hidden_layers=4), conversations(), identity())
 
 
 def test_too_little_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

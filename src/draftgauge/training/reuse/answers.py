@@ -77,21 +77,23 @@ def make_answers(
     end_tokens: Collection[int],
     progress: Progress = silent,
 ) -> Answers:
-    """Have the target answer the prompts, greedily, and keep the answers in a file; what an interrupted call left is
-    kept.
+    """Have the target answer the prompts, greedily, and keep the answers in a file.
+
+    Whole groups that an interrupted call left are kept: together with others a prompt might be answered otherwise, as
+    sums are rounded otherwise.
     """
     partial = path.with_name(path.name + PARTIAL)
     require_writable_file(path)
     done = _resume(partial, description)
-    missing = [index for index in range(len(prompts)) if index not in done]
     with explained(partial), partial.open("a", encoding="utf-8") as file:
         if not file.tell():
             file.write(json.dumps(description) + "\n")
         progress("answers", len(done), len(prompts))
-        for group in groups([len(prompts[i]) for i in missing], description["new_tokens"]):
-            chosen = [missing[i] for i in group]
-            answers = greedy_answers(module, [prompts[i] for i in chosen], description["new_tokens"], end_tokens)
-            for index, answer in zip(chosen, answers, strict=True):
+        for group in groups(list(map(len, prompts)), description["new_tokens"]):
+            if done.keys() >= set(group):
+                continue
+            answers = greedy_answers(module, [prompts[i] for i in group], description["new_tokens"], end_tokens)
+            for index, answer in zip(group, answers, strict=True):
                 done[index] = {"index": index, "prompt": len(prompts[index]), "tokens": [*prompts[index], *answer]}
                 file.write(json.dumps(done[index]) + "\n")
             file.flush()

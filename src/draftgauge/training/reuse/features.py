@@ -114,8 +114,8 @@ def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, 
     """
     path = folder / MANIFEST
     if not path.exists():
-        if folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir()):
-            raise DraftgaugeError(f"{folder} holds files that are no cache of features: choose an empty folder")
+        if folder.exists() and not (folder.is_dir() and all(child.name.startswith(".") for child in folder.iterdir())):
+            raise DraftgaugeError(f"{folder} is there and is no cache of features: choose an empty folder")
         return None
     recorded = CACHE.read(path)
     recorded["compression"] = current_compression(recorded.get("compression"))
