@@ -41,8 +41,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     layout.check_exportable(config)
     tensors = layout.checkpoint_tensors(config, read_weights(request.drafter))
     write_checkpoint(request.drafter, request.out, config, tensors, layout.checkpoint_config(config))
-    description = read_description(request.drafter)
-    source = description["config"]["target_source"]
+    source = config.target_source
     return [
         {
             "format": format_,
@@ -51,7 +50,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
             "tensors": len(tensors),
             "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
             "target": str(resolve_source(source)) if source else None,
-            "depths": trained_depths(description),
+            "depths": trained_depths(read_description(request.drafter)),
             "llama_cpp_lacks": eagle3.llama_cpp_lacks(config) if format_ == "eagle3" else None,
         }
     ]

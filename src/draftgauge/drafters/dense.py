@@ -185,6 +185,13 @@ def note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: in
     own.shown[:, rows, depth] = torch.stack(signals(logits)).cpu().numpy()
 
 
+def cut_at_context(own: DenseDrafts, room: int) -> None:
+    """Drop what a draft has beyond the context: row ``p`` has room for ``room - p`` tokens."""
+    beyond = np.add.outer(np.arange(len(own.tokens)), np.arange(own.tokens.shape[1])) >= room
+    own.tokens[beyond] = -1
+    own.shown[:, beyond] = np.nan
+
+
 def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
     ends = np.isin(own.tokens, list(end_tokens))
     after = np.cumsum(ends, axis=1) - ends > 0

@@ -76,7 +76,13 @@ class DraftSource(ABC):
     @classmethod
     def resolve(cls, source: Source) -> Source:
         """The source as this kind takes it; None for a kind that takes none."""
-        return None
+        if not cls.self_describing:
+            return None
+        if source is None or not cls.recognises(source):
+            raise DraftgaugeError(
+                f"drafter {cls.name} needs {cls.takes}{'' if source is None else f'; {source} is not one'}"
+            )
+        return source
 
     @classmethod
     def trained_for(cls, source: Source) -> str | None:

@@ -7,8 +7,9 @@ target has computed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +21,6 @@ from draftgauge.drafters.checkpoints.layouts import DecoderSpec, Layout
 from draftgauge.drafters.reuse.drafting import GrowingPair
 from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, rotate
 from draftgauge.models.folder import explained
-
-
-class Heads(NamedTuple):
-    """``queries [..., Q, R, D]``, ``keys`` and ``values [..., KV, R, D]`` of some rows."""
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
 
 
 class Weights:
@@ -101,31 +94,34 @@ class Branches(Protocol):
         ...
 
 
-class DrafterNet(Protocol):
+class DrafterNet(ABC):
     """A network that drafts from the target's hidden states.
 
     Attributes:
         layout: of the checkpoint.
         d2t: ``[V]`` the target's ids of the tokens it drafts; None if it drafts all.
-        longest: tokens of a draft at most; None if the context alone limits it.
     """
 
-    d2t: Tensor | None
-    longest: int | None
+    layout: Layout
 
-    @property
-    def layout(self) -> Layout: ...
+    def __init__(self, layout: Layout, weights: Weights, embedding: Tensor, head: Tensor, d2t: Tensor | None) -> None:
+        self.layout, self.weights, self.d2t = layout, weights, d2t
+        self._embedding, self._head = embedding, head
+        self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
+        self._tables = rotary_tables(layout.decoder, "the drafter's rotary embedding")
 
-    def begin(self) -> Cache: ...
+    def begin(self) -> Cache:
+        return Cache(self.layout.decoder, self._head)
 
+    @abstractmethod
     def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
         """Add anchors with their states ``hidden [n, S, H]`` and the token ``[n]`` after each.
 
         Returns:
             What drafts from each of them begin with, ``[n, ...]``.
         """
-        ...
 
+    @abstractmethod
     def branches(self, cache: Cache, first: int, begin: Tensor) -> Branches: ...
 
 

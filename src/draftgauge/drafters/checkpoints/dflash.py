@@ -10,25 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftgauge.drafters.checkpoints.decoder import Cache, Weights, rotary_tables, two_part_attention
+from draftgauge.drafters.checkpoints.decoder import Cache, DrafterNet, two_part_attention
 from draftgauge.drafters.checkpoints.layouts import DFlashLayout
 from draftgauge.drafters.reuse.rotary import window
 
 
-class DFlashNet:
-    """See :class:`~draftgauge.drafters.checkpoints.decoder.DrafterNet`."""
-
-    def __init__(
-        self, layout: DFlashLayout, weights: Weights, embedding: Tensor, head: Tensor, d2t: Tensor | None
-    ) -> None:
-        self.layout, self.weights, self.d2t = layout, weights, d2t
-        self.longest: int | None = layout.longest
-        self._embedding, self._head = embedding, head
-        self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
-        self._tables = rotary_tables(layout.decoder, "the drafter's rotary embedding")
-
-    def begin(self) -> Cache:
-        return Cache(self.layout.decoder, self._head)
+class DFlashNet(DrafterNet):
+    layout: DFlashLayout
 
     @torch.inference_mode()
     def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:

@@ -12,29 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftgauge.drafters.checkpoints.decoder import Cache, Heads, Weights, rotary_tables
+from draftgauge.drafters.checkpoints.decoder import Cache, DrafterNet
 from draftgauge.drafters.checkpoints.layouts import Eagle3Layout
-from draftgauge.drafters.reuse.attention import joint_attention
+from draftgauge.drafters.reuse.attention import Heads, joint_attention
 from draftgauge.drafters.reuse.rotary import window
 
 Attend = Callable[[int, Heads], Tensor]
 
 
-class Eagle3Net:
-    """See :class:`~draftgauge.drafters.checkpoints.decoder.DrafterNet`."""
-
-    longest: int | None = None
-
-    def __init__(
-        self, layout: Eagle3Layout, weights: Weights, embedding: Tensor, head: Tensor, d2t: Tensor | None
-    ) -> None:
-        self.layout, self.weights, self.d2t = layout, weights, d2t
-        self._embedding, self._head = embedding, head
-        self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
-        self._tables = rotary_tables(layout.decoder, "the drafter's rotary embedding")
-
-    def begin(self) -> Cache:
-        return Cache(self.layout.decoder, self._head)
+class Eagle3Net(DrafterNet):
+    layout: Eagle3Layout
 
     @torch.inference_mode()
     def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:

@@ -60,6 +60,11 @@ class Layout:
     def maps_vocabulary(self) -> bool:
         return self.draft_vocabulary != self.decoder.vocabulary
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a draft at most; None if the context alone limits it."""
+        return None
+
 
 @dataclass(frozen=True)
 class Eagle3Layout(Layout):

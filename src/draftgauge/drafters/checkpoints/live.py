@@ -15,7 +15,7 @@ from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.decoder import Branches, DrafterNet
 from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
 from draftgauge.drafters.checkpoints.layouts import read_layout
-from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, note
+from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
@@ -47,16 +47,13 @@ class CheckpointDrafter(ReuseDrafter):
             return drafts
         following = upload(text[1:], self.target.spec.device)
         begin = self.net.take_in(cache, following, self.taps.hidden(0, anchors))
-        longest = min(gamma_max, self.net.longest or gamma_max)
-        many = max(1, CHUNK // (self.net.longest or 1))
+        longest = min(gamma_max, self.net.layout.longest or gamma_max)
+        many = max(1, CHUNK // (self.net.layout.longest or 1))
         for anchor in range(max(first, 0), anchors, many):
             until = min(anchor + many, anchors)
             branches = self.net.branches(cache, anchor, begin[anchor:until])
             self._grow(branches, np.arange(anchor, until) - first, longest, drafts)
-        limits = self.target.spec.context - len(prompt_tokens) - np.arange(len(output)) + 1
-        beyond = np.arange(gamma_max) >= limits[:, None]
-        drafts.tokens[beyond] = -1
-        drafts.shown[:, beyond] = np.nan
+        cut_at_context(drafts, self.target.spec.context - len(prompt_tokens) + 1)
         cut_after_end(drafts, self._builder.end_tokens)
         return drafts
 
@@ -72,7 +69,7 @@ class CheckpointDrafter(ReuseDrafter):
                 logits = branches.advance(tokens)
 
     def _within_context(self, limit: int) -> int:
-        return min(super()._within_context(limit), self.net.longest or limit)
+        return min(super()._within_context(limit), self.net.layout.longest or limit)
 
     def _start(self) -> None:
         self._cache = self.net.begin()
@@ -122,14 +119,6 @@ class CheckpointSource(DraftSource):
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
         return is_checkpoint(drafter)
-
-    @classmethod
-    def resolve(cls, source: Source) -> Source:
-        if source is None or not is_checkpoint(source):
-            raise DraftgaugeError(
-                f"drafter checkpoint needs {cls.takes}{'' if source is None else f'; {source} is not one'}"
-            )
-        return source
 
     @classmethod
     def trained_for(cls, source: Source) -> str | None:

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
-from draftgauge.drafters.dense import DenseDrafts, cut_after_end, note
+from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet
 from draftgauge.drafters.reuse.drafting import GrowingPair, Tapped, begin, step, take_in
@@ -159,7 +159,8 @@ class BlockDrafter(ReuseDrafter):
         text, begin = torch.tensor(self._text, device=self.target.spec.device), len(prompt_tokens)
         rows = np.arange(max(0, 2 - begin), len(output))  # a text of one token has no anchor
         size = min(gamma_max, self.net.config.block)
-        for part in np.array_split(rows, range(CHUNK_BLOCKS, len(rows), CHUNK_BLOCKS)):
+        for start in range(0, len(rows), CHUNK_BLOCKS):
+            part = rows[start : start + CHUNK_BLOCKS]
             anchors = torch.as_tensor(part + begin - 2)[None]
             places = anchors.to(text.device)
             states = self._states(text[places + 1], anchors, places + 1)[0]
@@ -170,9 +171,7 @@ class BlockDrafter(ReuseDrafter):
                 note(logits, before, drafts, part, depth)
                 if estimated is not None:
                     drafts.shown[0, part, depth] = estimated[:, depth].cpu().numpy()
-            room = self.target.spec.context - begin - part + 1
-            drafts.tokens[part] = np.where(np.arange(gamma_max) < room[:, None], drafts.tokens[part], -1)
-            drafts.shown[:, part] = np.where(np.arange(gamma_max) < room[:, None], drafts.shown[:, part], np.nan)
+        cut_at_context(drafts, self.target.spec.context - begin + 1)
         cut_after_end(drafts, self._builder.end_tokens)
         return drafts
 
@@ -253,14 +252,6 @@ class ReuseSource(DraftSource):
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
         return is_drafter(drafter)
-
-    @classmethod
-    def resolve(cls, source: Source) -> Source:
-        if source is None or not is_drafter(source):
-            raise DraftgaugeError(
-                f"drafter reuse needs {cls.takes}{'' if source is None else f'; {source} is not one'}"
-            )
-        return source
 
     @classmethod
     def trained_for(cls, source: Source) -> str | None:
