@@ -79,12 +79,12 @@ def check_against_speculators(folder: Path) -> None:
         first, start = 2, 0 if net.layout.from_anchor else 1
         blocks = len(logits)
         branches = net.branches(cache, first, begin[first : first + blocks])
-        for place in range(net.longest):
+        for place in range(net.layout.longest):
             torch.testing.assert_close(branches.logits, logits[:, start + place], rtol=1e-4, atol=1e-4)
             if "confidence" in expected:
                 wanted = expected["confidence"][:, start + place]
                 torch.testing.assert_close(branches.confidence, wanted, rtol=1e-4, atol=1e-4)
-            if place + 1 < net.longest:
+            if place + 1 < net.layout.longest:
                 branches.advance(text[first + 2 + place :][:blocks])
         return
     begin = net.take_in(cache, text, expected["hidden"])  # tokens after each anchor
@@ -127,9 +127,9 @@ def test_speculators_computes_the_same_from_what_is_exported(tmp_path: Path, dra
     cache = ours.begin()
     hidden = batch_features(model, text[None], TapPlan(ours.layout.taps)).hidden[0]
     branches = ours.branches(cache, 2, ours.take_in(cache, text[1:], hidden[:-1])[2:12])
-    for place in range(ours.longest):
+    for place in range(ours.layout.longest):
         torch.testing.assert_close(branches.logits, logits[:, place], rtol=1e-4, atol=1e-4)
-        if place + 1 < ours.longest:
+        if place + 1 < ours.layout.longest:
             branches.advance(text[:10])
     run_speculators("--exported", str(tmp_path / "out"))
     check_against_speculators(tmp_path / "out")
