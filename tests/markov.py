@@ -33,6 +33,12 @@ class MarkovModel:
         generator = torch.Generator().manual_seed(seed)
         return cls(scale * torch.randn(vocabulary, vocabulary, vocabulary, generator=generator), context)
 
+    @classmethod
+    def counting(cls, vocabulary: int) -> MarkovModel:
+        """Counts up: 0, 1, 2, ..., 0, ..."""
+        following = torch.eye(vocabulary).roll(1, dims=1)
+        return cls(10 * following.expand(vocabulary, -1, -1))
+
     def noised(self, scale: float, seed: int) -> MarkovModel:
         """A model that resembles this one: a draft that is right sometimes."""
         generator = torch.Generator().manual_seed(seed)

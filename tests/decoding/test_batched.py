@@ -11,10 +11,8 @@ import pytest
 
 from batched_models import static_pair
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
-from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models import rows as static_rows
@@ -24,11 +22,11 @@ from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.replaying.batched import replay_batch
 from draftgauge.traces.batch_costs import BatchCosts
-from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
-from tiny import tiny_model, tiny_tokenizer, tokens
+from recordings import recorded_trace
+from tiny import tiny_model, tokens
 
 GAMMA_MAX = 4
 SETTINGS = DecodingSettings(24, end_tokens=frozenset({7, 20, 41}))
@@ -67,12 +65,7 @@ def plain(models: tuple[StaticModel, StaticModel]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def trace(models: tuple[StaticModel, StaticModel]) -> Trace:
     drafter = LanguageModelDrafter(models[1], SETTINGS.end_tokens)
-    plan = RecordingPlan(SETTINGS, GAMMA_MAX)
-    records = [
-        record_prompt(models[0], drafter, Prompt(n, str(n), "t", ""), prompt, plan, tiny_tokenizer())
-        for n, prompt in enumerate(PROMPTS)
-    ]
-    return make_trace(records, SETTINGS.max_new_tokens)
+    return recorded_trace(models[0], drafter, PROMPTS, SETTINGS, GAMMA_MAX)
 
 
 def make(spec: str, batch: int) -> BatchPolicy:

@@ -9,21 +9,19 @@ import random
 import pytest
 import torch
 
-from draftgauge.core.prompts import Prompt
 from draftgauge.core.signals import SignalName
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
-from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.replaying.simulate import replay
-from draftgauge.traces.build import make_trace
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, MarkovModel, assert_same_law, law_of_model
-from tiny import noisy, tiny_model, tiny_tokenizer, tokens
+from recordings import assert_same_steps, recorded_trace
+from tiny import noisy, tiny_model, tokens
 
 UNUSED = torch.Generator()  # the enumerator draws instead
 
@@ -114,15 +112,9 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
     settings, gamma_max = DecodingSettings(60), 8
     prompts = [tokens(11, seed=1).tolist(), tokens(6, seed=3).tolist() * 3]
     target, draft = wrap(tiny_model()), noisy(tiny_model(), 0.1)
-    entries = [Prompt(index, str(index), "code", "test", "") for index in range(len(prompts))]
     mixed = 0
     for drafter in (LanguageModelDrafter(wrap(draft)), PromptLookupDrafter()):
-        plan = RecordingPlan(settings, gamma_max)
-        records = [
-            record_prompt(target, drafter, entry, prompt, plan, tiny_tokenizer())
-            for entry, prompt in zip(entries, prompts, strict=True)
-        ]
-        trace = make_trace(records, max_new_tokens=60)
+        trace = recorded_trace(target, drafter, prompts, settings, gamma_max)
         for limits, drops_at in (((0,), 0), ((2,), 0), ((3, 0, 5), 0), ((3, 0, 5), 1), ((4,), 3)):
             policy = DraftsThenCopies(limits, 3, ends=0.3, drops_at=drops_at)
             runs = [speculative_decode(target, drafter, policy, prompt, settings) for prompt in prompts]
@@ -131,9 +123,7 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
                 assert run.origins.count("text") == sum(step.accepted_text for step in run.steps)
                 assert run.origins.count("accepted") == sum(step.accepted - step.accepted_text for step in run.steps)
             live = [step for run in runs for step in run.steps]
-            record = replay(trace, DraftsThenCopies(limits, 3, ends=0.3, drops_at=drops_at)).record
-            for name in ("drafted", "dropped", "appended", "accepted", "committed", "accepted_text"):
-                assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
+            assert_same_steps(live, replay(trace, DraftsThenCopies(limits, 3, ends=0.3, drops_at=drops_at)))
             mixed += sum(step.drafted > 0 and step.accepted_text > 0 for step in live)
     assert mixed > 5
 
@@ -141,20 +131,14 @@ def test_greedy_output_and_steps_are_those_of_plain_decoding_and_of_replay():
 @pytest.mark.parametrize("limits", [(0,), (2,)])
 def test_what_is_copied_behind_an_end_token_was_not_accepted(limits):
     """A prompt that holds end tokens predicts what follows them; the output ends there, live as in replay."""
-    table = torch.zeros(5, 5, 5)
-    for last in range(1, 5):
-        table[:, last, last % 4 + 1] = 9.0  # 1 2 3 4 1 2 3 4 ...
-    target, drafter = MarkovModel(table), LanguageModelDrafter(MarkovModel(table))
-    settings, prompt = DecodingSettings(20, end_tokens=frozenset({4})), [1, 2, 3, 4, 1, 2, 3, 4, 1]
-    entry = Prompt(0, "0", "code", "test", "")
-    record = record_prompt(target, drafter, entry, prompt, RecordingPlan(settings, 8), tiny_tokenizer())
+    target, drafter = MarkovModel.counting(4), LanguageModelDrafter(MarkovModel.counting(4))
+    settings, prompt = DecodingSettings(20, end_tokens=frozenset({3})), [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    trace = recorded_trace(target, drafter, [prompt], settings, 8)
     live = speculative_decode(target, drafter, DraftsThenCopies(limits, 6), prompt, settings)
-    assert live.tokens == [2, 3, 4]
+    assert live.tokens == [1, 2, 3]
     assert live.origins.count("text") == sum(step.accepted_text for step in live.steps) > 0
     assert [step.accepted for step in live.steps] == [3]
-    replayed = replay(make_trace([record], max_new_tokens=20), DraftsThenCopies(limits, 6)).record
-    for name in ("drafted", "appended", "accepted", "committed", "accepted_text"):
-        assert [getattr(step, name) for step in live.steps] == getattr(replayed, name).tolist()
+    assert_same_steps(live.steps, replay(trace, DraftsThenCopies(limits, 6)))
 
 
 class Told(LanguageModelDrafter):
@@ -188,13 +172,7 @@ def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_
     prompts = [tokens(11, seed=1).tolist(), tokens(6, seed=3).tolist() * 3, tokens(3, seed=4).tolist()]
     target, drafter = wrap(tiny_model()), LanguageModelDrafter(wrap(tiny_model(seed=2)))
     plain = [plain_decode(target, prompt, settings).tokens for prompt in prompts]
-    entries = [Prompt(index, str(index), "code", "test", "") for index in range(len(prompts))]
-    plan = RecordingPlan(settings, gamma_max)
-    records = [
-        record_prompt(target, drafter, entry, prompt, plan, tiny_tokenizer())
-        for entry, prompt in zip(entries, prompts, strict=True)
-    ]
-    trace = make_trace(records, max_new_tokens=60)
+    trace = recorded_trace(target, drafter, prompts, settings, gamma_max)
     stored = StoredTexts([tokens(40, seed=7).tolist(), plain[0], plain[1][:30], [*plain[2][:-1], 5]])
     costs = LinearCosts(drafting=0.1, verifying=0.02)
     from_text = []
@@ -208,8 +186,7 @@ def test_with_stored_texts_greedy_output_is_plain_decodings_and_steps_are_those_
         runs = [speculative_decode(target, drafter, policies[1], prompt, settings) for prompt in prompts]
         assert [run.tokens for run in runs] == plain
         live = [step for run in runs for step in run.steps]
-        record = replay(trace, policies[2]).record
-        for name in ("drafted", "dropped", "appended", "accepted", "committed", "accepted_text"):
-            assert [getattr(step, name) for step in live] == getattr(record, name).tolist()
-        from_text.append((int(record.accepted_text.sum()), int(replay(trace, policies[0]).accepted_text.sum())))
+        replayed = replay(trace, policies[2])
+        assert_same_steps(live, replayed)
+        from_text.append((int(replayed.accepted_text.sum()), int(replay(trace, policies[0]).accepted_text.sum())))
     assert all(with_ > without for with_, without in from_text), from_text

@@ -139,14 +139,6 @@ def test_a_policy_that_needs_none_costs_none(monkeypatch):
     assert all(step.signals == [] or step.drafted == 0 for step in policy.steps)
 
 
-def counting_model() -> MarkovModel:
-    """Counts up: 0, 1, ..., 7, 0, ..."""
-    table = torch.zeros(VOCABULARY, VOCABULARY, VOCABULARY)
-    for last in range(VOCABULARY):
-        table[:, last, (last + 1) % VOCABULARY] = 10
-    return MarkovModel(table)
-
-
 class Oblivious:
     """A drafter that counts on, past any end token."""
 
@@ -164,7 +156,12 @@ def test_an_end_token_inside_a_draft_drops_the_rest():
     request = DecodingSettings(20, end_tokens=frozenset({4}))
     seen = []
     result = speculative_decode(
-        counting_model(), Oblivious(), FixedLength(6), [0], request, on_commit=lambda t, o: seen.append((t, o))
+        MarkovModel.counting(VOCABULARY),
+        Oblivious(),
+        FixedLength(6),
+        [0],
+        request,
+        on_commit=lambda t, o: seen.append((t, o)),
     )
     assert result.tokens == [1, 2, 3, 4]
     assert result.finish == "stop"
@@ -175,21 +172,23 @@ def test_an_end_token_inside_a_draft_drops_the_rest():
 
 def test_a_draft_that_ends_with_the_end_token_gets_no_bonus():
     request = DecodingSettings(20, end_tokens=frozenset({4}))
-    proposer = LanguageModelDrafter(counting_model(), request.end_tokens)
-    result = speculative_decode(counting_model(), proposer, FixedLength(6), [0], request)
+    proposer = LanguageModelDrafter(MarkovModel.counting(VOCABULARY), request.end_tokens)
+    result = speculative_decode(MarkovModel.counting(VOCABULARY), proposer, FixedLength(6), [0], request)
     assert [(step.drafted, step.accepted, step.committed) for step in result.steps] == [(4, 4, 4)]
 
 
 def test_a_stop_string_across_tokens_inside_a_draft():
     request = DecodingSettings(20, stop_strings=("34", "99"), detokenize=lambda tokens: "".join(map(str, tokens)))
-    result = speculative_decode(counting_model(), Oblivious(), FixedLength(6), [0], request)
+    result = speculative_decode(MarkovModel.counting(VOCABULARY), Oblivious(), FixedLength(6), [0], request)
     assert result.tokens == [1, 2, 3, 4]
     assert result.finish == "stop"
 
 
 @pytest.mark.parametrize("max_new_tokens", range(1, 6))
 def test_the_limit_is_met_exactly(max_new_tokens):
-    result = speculative_decode(counting_model(), Oblivious(), FixedLength(8), [0], DecodingSettings(max_new_tokens))
+    result = speculative_decode(
+        MarkovModel.counting(VOCABULARY), Oblivious(), FixedLength(8), [0], DecodingSettings(max_new_tokens)
+    )
     assert result.tokens == list(range(1, max_new_tokens + 1))
     assert result.finish == "length"
     assert [(step.drafted, step.committed) for step in result.steps] == [(max_new_tokens - 1, max_new_tokens)]

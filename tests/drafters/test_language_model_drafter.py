@@ -90,18 +90,10 @@ def test_keep_drafting_sees_the_signals_and_stops():
         text.append(draft.tokens[depth - 1])
 
 
-def cycle_model() -> MarkovModel:
-    """Counts up: 0, 1, 2, 3, 0, ..."""
-    table = torch.zeros(VOCABULARY, VOCABULARY, VOCABULARY)
-    for last in range(VOCABULARY):
-        table[:, last, (last + 1) % VOCABULARY] = 10
-    return MarkovModel(table)
-
-
 @pytest.mark.parametrize("reads_every_token", [True, False], ids=["on the CPU", "on an accelerator"])
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_draft_ends_with_an_end_token(asks, reads_every_token):
-    model = cycle_model()
+    model = MarkovModel.counting(VOCABULARY)
     drafter = LanguageModelDrafter(
         model, end_tokens=frozenset({3}), sampling=Sampling(0.01), generator=torch.Generator()
     )

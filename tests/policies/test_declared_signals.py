@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.prompts import Prompt
 from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
-from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
@@ -22,10 +20,10 @@ from draftgauge.models.loading import wrap
 from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
 from draftgauge.policies.base import DropsLast, Extends, ReadsText, reads_of
 from draftgauge.replaying.simulate import replay
-from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
-from tiny import tiny_model, tiny_tokenizer, tokens
+from recordings import recorded_trace
+from tiny import tiny_model, tokens
 
 GAMMA_MAX = 8
 PROMPT = tokens(11, seed=1).tolist()
@@ -129,11 +127,7 @@ def watched(policy: Policy, at_once: bool) -> Asked:
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     drafter = LanguageModelDrafter(wrap(tiny_model(seed=2)))
-    entry = Prompt(0, "0", "code", "test", "")
-    record = record_prompt(
-        wrap(tiny_model()), drafter, entry, PROMPT, RecordingPlan(SETTINGS, GAMMA_MAX), tiny_tokenizer()
-    )
-    return make_trace([record], max_new_tokens=50)
+    return recorded_trace(wrap(tiny_model()), drafter, [PROMPT], SETTINGS, GAMMA_MAX)
 
 
 def run_live(policy: Asked) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from draftgauge.core.prompts import Prompt
-from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
@@ -13,10 +11,10 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies import make_policy
 from draftgauge.replaying.simulate import replay
-from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
-from tiny import noisy, tiny_model, tiny_tokenizer, tokens
+from recordings import assert_same_steps, recorded_trace
+from tiny import noisy, tiny_model, tokens
 
 GAMMA_MAX = 8
 PROMPTS = [tokens(11, seed=1).tolist(), tokens(9, seed=4).tolist()]
@@ -32,15 +30,7 @@ def pair() -> tuple[CachedModel, CachedModel]:
 @pytest.fixture(scope="module")
 def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
     target, draft = pair
-    entries = [Prompt(index, str(index), "code", "test", "") for index in range(len(PROMPTS))]
-    drafter = LanguageModelDrafter(draft)
-    return make_trace(
-        [
-            record_prompt(target, drafter, entry, prompt, RecordingPlan(SETTINGS, GAMMA_MAX), tiny_tokenizer())
-            for entry, prompt in zip(entries, PROMPTS, strict=True)
-        ],
-        max_new_tokens=50,
-    )
+    return recorded_trace(target, LanguageModelDrafter(draft), PROMPTS, SETTINGS, GAMMA_MAX)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +56,8 @@ def test_replay_is_live_step_by_step_over_several_prompts(
     costs = LinearCosts()
     policy, drafter = make_policy(spec, GAMMA_MAX, costs), LanguageModelDrafter(draft)
     live = [step for prompt in PROMPTS for step in speculative_decode(target, drafter, policy, prompt, SETTINGS).steps]
-    replayed = replay(trace, make_policy(spec, GAMMA_MAX, costs)).record
-    assert [step.drafted for step in live] == replayed.drafted.tolist()
-    assert [step.accepted for step in live] == replayed.accepted.tolist()
-    assert [step.appended for step in live] == replayed.appended.tolist()
-    assert [step.dropped for step in live] == replayed.dropped.tolist()
+    replayed = replay(trace, make_policy(spec, GAMMA_MAX, costs))
+    assert_same_steps(live, replayed)
     if not spec.startswith("speckv"):  # which wants the longest draft nearly always
-        proposed = set((replayed.drafted + replayed.appended).tolist())
+        proposed = set((replayed.record.drafted + replayed.record.appended).tolist())
         assert len(proposed) > 2, "the policy must vary its length for this to say something"
