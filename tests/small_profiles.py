@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ PROMPTS = 11
 SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
 
 
-def save_models(folder: Path) -> dict[str, Any]:
-    """Target, draft and prompts in a folder, as ``profile`` takes them."""
+def save_models(folder: Path, splits: Sequence[str] = ("",) * PROMPTS) -> dict[str, Any]:
+    """Target, draft and as many prompts as splits in a folder, as ``profile`` takes them."""
     target = save_tiny(folder / "target")
     save_noisy(folder / "draft")
-    tasks = ("even", "odd")
-    lines = [{"prompt": f"prompt number {n}", "id": f"p{n}", "task": tasks[n % 2]} for n in range(PROMPTS)]
+    lines = [
+        {"prompt": f"prompt number {n}", "id": f"p{n}", "task": ("even", "odd")[n % 2], "split": split}
+        for n, split in enumerate(splits)
+    ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return {"target": target, "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
 

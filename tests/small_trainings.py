@@ -13,6 +13,11 @@ from tiny import save_tiny
 FEW = ("one", "two", "only")  # prompts; the first letter is the task
 
 
+def log(folder: Path) -> list[dict[str, float]]:
+    """What a training wrote of its steps."""
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
 def small_training(folder: Path, prompts: Sequence[str] = FEW, **settings: Any) -> TrainingSpec:
     """Of the folder's ``target`` on these prompts."""
     target = save_tiny(folder / "target", num_hidden_layers=4, eos_token_id=95)

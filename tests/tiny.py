@@ -152,6 +152,12 @@ def save_tiny(
     return folder
 
 
+@torch.no_grad()
+def one_pass(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
+    """Logits of the whole text in one pass, without any cache."""
+    return model(text[None], use_cache=False).logits[0]
+
+
 def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
     """The model, its weights changed by noise: a draft that is often right for the one without."""
     generator = torch.Generator().manual_seed(5)

@@ -44,17 +44,8 @@ def test_rows(folder: Path) -> None:
 
 
 def test_command_line(folder: Path, tmp_path: Path) -> None:
-    command = [
-        "evaluate",
-        str(folder / "drafter"),
-        "--prompts",
-        str(folder / "prompts.jsonl"),
-        "--max-new-tokens",
-        "8",
-        "--per-task",
-        "1",
-    ]
-    succeeds(*command, "--json", str(tmp_path / "rows.json"))
+    command = ("evaluate", folder / "drafter", "--prompts", folder / "prompts.jsonl", "--max-new-tokens", 8)
+    succeeds(*command, "--per-task", 1, "--json", tmp_path / "rows.json")
     rows = rows_of(tmp_path / "rows.json")
     assert sum("alpha" in row for row in rows) == 3
     assert next(row for row in rows if "mat" in row)["texts"] == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -23,28 +22,17 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.shards import shard_paths
+from small_profiles import SMALL, save_models
 from small_profiles import record as record_small
-from small_profiles import save_models
 from synthetic import same_rows, texts_of
-from tiny import save_noisy, save_tiny
+from tiny import save_tiny
 
 PROMPTS = 7
-SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A target, a draft with the same weights but for some noise, and a prompt file."""
-    folder = tmp_path_factory.mktemp("models")
-    target = save_tiny(folder / "target")
-    save_noisy(folder / "draft")
-    lines = [
-        {"prompt": f"prompt number {n}", "task": "even" if n % 2 == 0 else "odd", "split": "test" if n < 4 else "train"}
-        for n in range(PROMPTS)
-    ]
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("\n".join(map(json.dumps, lines)))
-    return {"target": target, "draft": folder / "draft", "prompts": prompts}
+    return save_models(tmp_path_factory.mktemp("models"), ["test"] * 4 + ["train"] * (PROMPTS - 4))
 
 
 def run(models: dict[str, Any], out: Path, **options: Any) -> list[Path]:

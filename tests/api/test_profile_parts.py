@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import draftgauge as package
-from command_line import draftgauge
+from command_line import succeeds
 from draftgauge.api import recording
 from draftgauge.api.profile import profile
 from draftgauge.api.recording import PartJob
@@ -186,18 +186,8 @@ def test_a_plan_states_memory_and_disk_and_records_nothing(models: dict[str, Any
     record(models, tmp_path / "other")
     taken = sum(read_trace(tmp_path / "other").draft_token.nbytes for _ in range(4))
     assert taken <= row["disk_gib"] * 2**30
-    result = draftgauge(
-        [
-            "profile",
-            "--plan",
-            "--out",
-            str(tmp_path / "run"),
-            *(f"--{name}={value}" for name, value in models.items()),
-            "--max-new-tokens=8",
-        ]
-    )
-    assert result.exit_code == 0
-    assert "fits" in result.output
+    words = [f"--{name}={value}" for name, value in models.items()]
+    assert "fits" in succeeds("profile", "--plan", "--out", tmp_path / "run", *words, "--max-new-tokens=8").output
 
 
 def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:

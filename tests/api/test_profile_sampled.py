@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,14 @@ from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
-from tiny import save_noisy, save_tiny
+from small_profiles import SMALL, save_models
 
-SETTINGS: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0, "temperature": 1.2, "top_k": 40}
+SETTINGS: dict[str, Any] = SMALL | {"temperature": 1.2, "top_k": 40}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A target, a draft with the same weights but for some noise, and a prompt file."""
-    folder = tmp_path_factory.mktemp("models")
-    save_noisy(folder / "draft")
-    lines = [{"prompt": f"prompt number {n}", "task": "even" if n % 2 == 0 else "odd"} for n in range(5)]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return {"target": save_tiny(folder / "target"), "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+    return save_models(tmp_path_factory.mktemp("models"), [""] * 5)
 
 
 @pytest.fixture(scope="module")

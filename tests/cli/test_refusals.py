@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.api.prompts import prompt_file
 from draftgauge.cli.main import run
-from draftgauge.core.errors import PromptError
 from written_runs import write_run
 
 VERBS = (
@@ -113,8 +111,3 @@ def test_help_shows_values_as_they_are_typed(verb: list[str], capsys: pytest.Cap
     assert "[default: ]" not in words
     for wrong in ("Cpu", "Kl ", "Eagle3", "'EAGLE3'", "'TRAIN'", "`"):
         assert wrong not in words, wrong
-
-
-def test_the_sealed_prompts_are_not_offered() -> None:
-    with pytest.raises(PromptError, match="train, validation, test"):
-        prompt_file("reference:nope")

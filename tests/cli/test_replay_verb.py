@@ -9,25 +9,15 @@ from typing import Any
 
 import pytest
 
-from command_line import Result, draftgauge, rows_of, succeeds
+from command_line import refusal, rows_of, succeeds
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.parquet import read_parquet, write_parquet
 from written_runs import GAMMA_MAX, write_run
 
-KEYS = {
-    "policy",
-    "compression",
-    "task",
-    "split",
-    "tokens_per_step",
-    "tokens_per_second",
-    "gain",
-    "gain_low",
-    "gain_high",
-    "captured",
-}
+KEYS = {"policy", "compression", "task", "split", "tokens_per_step", "tokens_per_second"}
+KEYS |= {"gain", "gain_low", "gain_high", "captured"}
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +31,6 @@ def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FittedPolicy:
     """A kind of policy that is fitted to draft two tokens."""
     monkeypatch.setitem(FITTED, "two", lambda parameters, gamma_max, costs: FixedLength(2))
     return FittedPolicy("two", GAMMA_MAX, (), {}, trained_on=("code/p0", "math/p1", "chat/p2", "elsewhere/p8"))
-
-
-def invoke(*arguments: object) -> Result:
-    return draftgauge(["replay", *(str(argument) for argument in arguments)])
 
 
 def test_test_prompts_are_judged_on_where_there_are_training_ones(run: Path, tmp_path: Path) -> None:
@@ -63,7 +49,7 @@ def test_test_prompts_are_judged_on_where_there_are_training_ones(run: Path, tmp
 
 
 def test_all_prompts_on_demand(run: Path, tmp_path: Path) -> None:
-    assert invoke(run, "--split", "all", "-p", "no-draft", "--json", tmp_path / "r.json").exit_code == 0
+    succeeds("replay", run, "--split", "all", "-p", "no-draft", "--json", tmp_path / "r.json")
     rows = [row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"]
     assert {(row["split"], row["prompts"], row["best_fixed_from"]) for row in rows} == {("all", 24, "same prompts")}
 
@@ -82,11 +68,11 @@ def test_costs_of_another_device_are_pointed_out(tmp_path: Path) -> None:
     assert "measured on cuda, its trace on cpu" in result.message
 
 
-def refused(result: Result, kept: Path) -> str:
+def refused(kept: Path, *arguments: object) -> str:
     """The message of a refusal that left an earlier result as it was."""
-    assert result.exit_code == 2, result.output
+    said = refusal("replay", *arguments, "--json", kept)
     assert kept.read_text() == "precious"
-    return result.message
+    return said
 
 
 @pytest.fixture
@@ -101,8 +87,7 @@ def test_a_trace_without_a_column_is_refused(run: Path, tmp_path: Path, kept: Pa
     shutil.copytree(run, tmp_path / "run")
     shard = tmp_path / "run" / "positions-00000.parquet"
     write_parquet(shard, read_parquet(shard).drop_columns(["margin"]))
-    said = refused(invoke(tmp_path / "run", "-p", "cumulative-confidence", "--json", kept), kept)
-    assert "margin" in said
+    assert "margin" in refused(kept, tmp_path / "run", "-p", "cumulative-confidence")
 
 
 @pytest.mark.parametrize("change", [{"gamma_max": 9}, {"policy": "three"}])
@@ -110,14 +95,15 @@ def test_a_policy_fitted_for_something_else_is_refused(
     run: Path, tmp_path: Path, kept: Path, fitted: FittedPolicy, change: dict[str, Any]
 ) -> None:
     save_fitted(replace(fitted, **change), tmp_path / "p.json")
-    said = refused(invoke(run, "-p", tmp_path / "p.json", "--json", kept), kept)
+    said = refused(kept, run, "-p", tmp_path / "p.json")
     assert ("gamma_max 9" if "gamma_max" in change else "'three'") in said
 
 
 def test_too_few_test_prompts_say_what_to_do(tmp_path: Path, kept: Path) -> None:
     run = write_run(tmp_path / "run", 20)
-    assert invoke(run, "-p", "no-draft").stdout.startswith("\nAll prompts")  # by themselves all are judged then
-    said = refused(invoke(run, "-p", "no-draft", "--split", "test", "--json", kept), kept)
+    shown = succeeds("replay", run, "-p", "no-draft").stdout
+    assert shown.startswith("\nAll prompts")  # by themselves all are judged then
+    said = refused(kept, run, "-p", "no-draft", "--split", "test")
     assert "4 of the 20 recorded prompts are test prompts, and it takes 8 or more: record more test prompts" in said
     assert "or take all of them together with --split all" in said
 
@@ -129,13 +115,14 @@ def test_a_policy_fitted_on_another_pair_is_named(run: Path, tmp_path: Path, fit
     for name, pair in (("own", own), ("older", None), ("other", own | {"draft": "another"}), ("edited", "x")):
         provenance = {"target": "a-target", "draft": "a-draft"} | ({} if pair is None else {"pair": pair})
         save_fitted(replace(fitted, provenance=provenance), tmp_path / f"{name}.json")
-        said = " ".join(invoke(run, "-p", tmp_path / f"{name}.json", "--split", "all").stderr.split())
+        said = succeeds("replay", run, "-p", tmp_path / f"{name}.json", "--split", "all").message
         assert ("was fitted on another pair (a-target and a-draft)" in said) == (name in ("other", "edited"))
 
 
 def test_where_rules_are_tuned_is_said(tmp_path: Path) -> None:
     few = write_run(tmp_path / "run", 4)
-    said = " ".join(invoke(few, "-p", "no-draft", "--tune", "--split", "all").stdout.split())
+    everything = ("replay", few, "-p", "no-draft", "--split", "all")
+    said = " ".join(succeeds(*everything, "--tune").stdout.split())
     assert "chosen on these prompts: " in said
     assert ", as are the parameters of tuned rules" in said
-    assert "tuned rules" not in invoke(few, "-p", "no-draft", "--split", "all").stdout
+    assert "tuned rules" not in succeeds(*everything).stdout

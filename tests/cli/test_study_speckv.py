@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from command_line import Result, draftgauge
+from command_line import refusal, rows_of, succeeds
 from draftgauge.studies.speckv import predictors
 from speckv_records import made_up_rows, write_tables
 
+STUDY = ("study", "speckv")
 
-def invoke(*arguments: object) -> Result:
-    return draftgauge(["study", "speckv", *(str(a) for a in arguments)])
+
+def given(tables: tuple[Path, Path]) -> tuple[object, ...]:
+    return ("--steps", tables[0], "--experiments", tables[1])
 
 
 @pytest.fixture
@@ -24,14 +25,8 @@ def tables(tmp_path: Path) -> tuple[Path, Path]:
 def test_writes_rows_and_report(tables: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictors, "DECISIONS", 1)
     monkeypatch.setattr(predictors, "CANDIDATES", dict.fromkeys(predictors.CANDIDATES, predictors.CANDIDATES["Ridge"]))
-    steps, experiments = tables
-    result = invoke(
-        "--steps", steps, "--experiments", experiments, "--json", tmp_path / "new" / "s.json", "--out", tmp_path / "out"
-    )
-    assert result.exit_code == 0, result.output
-    document = json.loads((tmp_path / "new" / "s.json").read_text())
-    assert set(document) >= {"sha256", "command", "created", "environment", "rows"}
-    rows = document["rows"]
+    succeeds(*STUDY, *given(tables), "--json", tmp_path / "new" / "s.json", "--out", tmp_path / "out")
+    rows = rows_of(tmp_path / "new" / "s.json")
     policies = {(row["policy"], row["compression"]) for row in rows if row["table"] == "policies"}
     names = ("fixed-4", "fixed-best", "task-oracle", "SpecKV-fast", "SpecKV-accurate")
     assert policies == {(policy, target) for policy in names for target in ("fp16", "int8", "nf4", "all")}
@@ -45,23 +40,19 @@ def test_writes_rows_and_report(tables: tuple[Path, Path], tmp_path: Path, monke
 
 
 def test_bad_tables_change_nothing(tables: tuple[Path, Path], tmp_path: Path) -> None:
-    steps, experiments = tables
+    steps, _ = tables
     steps.write_text(steps.read_text().replace("fp16,2,code,1,", "fp12,2,code,1,", 1))
     (tmp_path / "s.json").write_text("kept")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "report.html").write_text("kept")
-    result = invoke(
-        "--steps", steps, "--experiments", experiments, "--json", tmp_path / "s.json", "--out", tmp_path / "out"
-    )
-    assert result.exit_code == 2
-    assert "line 3: unknown compression 'fp12'" in " ".join(result.stderr.split())
+    said = refusal(*STUDY, *given(tables), "--json", tmp_path / "s.json", "--out", tmp_path / "out")
+    assert "line 3: unknown compression 'fp12'" in said
     assert (tmp_path / "s.json").read_text() == (tmp_path / "out" / "report.html").read_text() == "kept"
 
 
 def test_destinations_are_checked_before_the_work(tables: tuple[Path, Path], tmp_path: Path) -> None:
-    steps, experiments = tables
+    steps, _ = tables
     before = steps.read_bytes()
     for extra in (("--json", steps), ("--json", tmp_path), ("--json", steps / "s.json"), ("--out", steps)):
-        result = invoke("--steps", steps, "--experiments", experiments, *extra)
-        assert result.exit_code == 2, result.output
+        refusal(*STUDY, *given(tables), *extra)
         assert steps.read_bytes() == before

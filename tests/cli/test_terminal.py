@@ -59,18 +59,9 @@ def test_a_table_shows_the_five_columns_that_matter_and_wide_shows_all(tmp_path:
 def test_streamed_text_is_not_overwritten_by_the_meter(tmp_path: Path) -> None:
     save_tiny(tmp_path / "target")
     save_noisy(tmp_path / "draft")
-    words = [
-        "generate",
-        "abc def",
-        "--policy",
-        "stopping",
-        "--show-drafts",
-        "--max-new-tokens",
-        "12",
-        "--device",
-        "cpu",
-    ]
-    words += ["--cost-seconds", "1", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+    words = ["generate", "abc def", "--policy", "stopping", "--show-drafts", "--max-new-tokens", "12"]
+    words += ["--device", "cpu", "--cost-seconds", "1"]
+    words += ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
     said = on_terminal(*words, cache=tmp_path / "cache")
     assert "cost curve" in said
     bars = [match.end() for match in re.finditer(r"\x1b\[(?:2K|1A)|100/100", said)]

@@ -48,57 +48,29 @@ def profile_arguments(pair: dict[str, Path], out: Path) -> list[object]:
 
 
 def test_bench_equals_plain_decoding_and_replay(recorded: Path, tmp_path: Path) -> None:
-    result = invoke(
-        "bench",
-        recorded,
-        "--policy",
-        "fixed:2",
-        "--policy",
-        "hf-heuristic",
-        "--rounds",
-        1,
-        "--json",
-        tmp_path / "b.json",
-    )
-    assert result.exit_code == 0, result.output
+    policies = ("--policy", "fixed:2", "--policy", "hf-heuristic")
+    result = succeeds("bench", recorded, *policies, "--rounds", 1, "--json", tmp_path / "b.json")
     rows = {row["policy"]: row for row in rows_of(tmp_path / "b.json") if row["task"] == "all"}
-    assert {
-        "plain",
-        "fixed:2",
-        "transformers-generate",
-        "transformers-assisted",
-        "transformers-assisted-constant:5",
-    } <= set(rows)
+    baselines = {"transformers-generate", "transformers-assisted", "transformers-assisted-constant:5"}
+    assert {"plain", "fixed:2", *baselines} <= set(rows)
     assert all(row["mismatches"] == 0 for row in rows.values())
     assert rows["plain"]["ratio_to_plain"] == 1
     (verdict,) = [row["verdict"] for row in rows.values() if "verdict" in row]
     assert result.stdout.splitlines()[-1] == f"uncompressed: {verdict}"
     assert rows["fixed:2"]["ratio_to_best_transformers"] > 0
-    invoke("replay", recorded, "--policy", "fixed:2", "--policy", "hf-heuristic", "--json", tmp_path / "r.json")
+    invoke("replay", recorded, *policies, "--json", tmp_path / "r.json")
     replayed = {row["policy"]: row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"}
     for policy in ("fixed:2", "hf-heuristic"):
         assert replayed[policy]["tokens_per_step"] == rows[policy]["tokens_per_step"]
 
 
 def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> None:
-    common = (
-        "generate",
-        "abc def",
-        "--target",
-        pair["target"],
-        "--draft",
-        pair["draft"],
-        "--max-new-tokens",
-        10,
-        "--device",
-        "cpu",
-    )
-    plain, drafted = invoke(*common, "-p", "plain"), invoke(*common, "-p", "fixed:3")
-    assert plain.exit_code == drafted.exit_code == 0, drafted.output
+    common = ("generate", "abc def", "--target", pair["target"], "--draft", pair["draft"], "--device", "cpu")
+    plain, drafted = (succeeds(*common, "--max-new-tokens", 10, "-p", policy) for policy in ("plain", "fixed:3"))
     assert plain.stdout.strip()
     assert drafted.stdout == plain.stdout
     assert " steps (1.00 a step)" in plain.stderr
-    one = invoke(*common[:-3], 1, *common[-2:], "-p", "plain")
+    one = invoke(*common, "--max-new-tokens", 1, "-p", "plain")
     assert "1 token in 1 step (1.00 a step)" in one.stderr
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from command_line import draftgauge
+from command_line import refusal, succeeds
 from draftgauge.api.export import export
 from draftgauge.api.pair import load_pair
 from draftgauge.core.errors import DraftgaugeError, ModelError
@@ -19,32 +19,20 @@ from draftgauge.policies.fixed import FixedLength
 from tiny import save_tiny, tiny_model, tokens
 
 
-def train(target: Path, out: Path, *more: str) -> Any:
+def training(target: Path, out: Path) -> list[str]:
+    """The command's words."""
     prompts = out.with_suffix(".jsonl")
     prompts.write_text("".join(json.dumps({"prompt": f"Count to {n}: "}) + "\n" for n in range(4)))
-    words = [
-        "--target",
-        str(target),
-        "--prompts",
-        str(prompts),
-        "--out",
-        str(out),
-        "--new-tokens",
-        "12",
-        "--steps",
-        "2",
-    ]
-    return draftgauge(["train", "--recipe", "block", "--reuse", "hidden", "-k", "4", "--batch", "2", *words, *more])
+    words = ["--target", str(target), "--prompts", str(prompts), "--out", str(out), "--new-tokens", "12"]
+    return ["train", "--recipe", "block", "--reuse", "hidden", "-k", "4", "--batch", "2", "--steps", "2", *words]
 
 
 def test_what_is_trained_by_default_is_exported_and_drafts_the_same(tmp_path: Path) -> None:
     target = save_tiny(tmp_path / "target", num_hidden_layers=8, vocab_size=104)
-    done = train(target, tmp_path / "drafter")
-    assert done.exit_code == 0, done.output
+    succeeds(*training(target, tmp_path / "drafter"))
     config = read_config(tmp_path / "drafter")
     assert (config.mask_token, config.norm_before_fc) == (103, False)  # the last row that the tokenizer leaves
-    shown = draftgauge(["export", str(tmp_path / "drafter"), "--out", str(tmp_path / "out")])
-    assert shown.exit_code == 0, shown.output
+    shown = succeeds("export", tmp_path / "drafter", "--out", tmp_path / "out")
     assert '"method": "dflash"' in shown.stdout
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (written["speculators_model_type"], written["block_size"], written["mask_token_id"]) == ("dflash", 5, 103)
@@ -61,10 +49,9 @@ def test_what_is_trained_by_default_is_exported_and_drafts_the_same(tmp_path: Pa
 
 def test_without_a_token_to_spare_the_mask_is_learned_and_nothing_exported(tmp_path: Path) -> None:
     target = save_tiny(tmp_path / "target", num_hidden_layers=4)  # its 96 rows are the tokenizer's
-    refused = train(target, tmp_path / "drafter")
-    assert refused.exit_code == 2
-    assert "no token to spare for DFlash's mask" in " ".join(refused.output.split())
-    assert train(target, tmp_path / "drafter", "--no-dflash").exit_code == 0
+    words = training(target, tmp_path / "drafter")
+    assert "no token to spare for DFlash's mask" in refusal(*words)
+    succeeds(*words, "--no-dflash")
     with pytest.raises(DraftgaugeError, match="trained without --dflash: its mask is learned"):
         export(tmp_path / "drafter", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

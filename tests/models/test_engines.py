@@ -18,7 +18,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.models.modules_branches import takes_branch_masks
 from draftgauge.models.modules_model import ModulesModel
 from draftgauge.models.static_model import StaticModel
-from tiny import ATTENTION, FAMILIES, LEAN, MIXTURES, tiny_model, tokens
+from tiny import ATTENTION, FAMILIES, LEAN, MIXTURES, one_pass, tiny_model, tokens
 
 # "lean-packed" is the lean engine with all its linears packed: tiny ones are not, unless told to
 ENGINES = [(engine, family) for engine in ("lean", "static") for family in LEAN]
@@ -37,12 +37,6 @@ ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [
 ]
 ATTENTION_KINDS += [("lean-packed", family, "gqa") for family in ("qwen3", "llama-biases", "gemma2", "gemma3")]
 ATTENTION_KINDS += [("lean", "llama", "mqa")]
-
-
-@torch.no_grad()
-def reference(model: PreTrainedModel, text: Tensor) -> Tensor:
-    """Logits of the whole text in one pass, without any cache."""
-    return model(text[None], use_cache=False).logits[0]
 
 
 @functools.cache
@@ -70,7 +64,7 @@ def assert_same(ours: Tensor, theirs: Tensor) -> None:
 @pytest.mark.parametrize(("engine", "family", "attention"), ATTENTION_KINDS)
 def test_incremental_logits_with_rollbacks_equal_one_pass(engine: str, family: str, attention: str) -> None:
     model, text = tiny_model(family, attention), tokens(40)
-    expected = reference(model, text)
+    expected = one_pass(model, text)
     cached = build(model, engine)
     rows, begin = [], 0
     for step in (7, 1, 5, 1, 2, 17, 1, 6):
@@ -98,13 +92,13 @@ def test_branches_equal_fresh_forwards(engine: str, family: str, attention: str)
             starts, branches = starts[rows], branches[rows]
         ours = session.step(branches[:, depth])
         theirs = [
-            reference(model, torch.cat((text[:s], b[: depth + 1])))[-1]
+            one_pass(model, torch.cat((text[:s], b[: depth + 1])))[-1]
             for s, b in zip(starts.tolist(), branches, strict=True)
         ]
         assert_same(ours, torch.stack(theirs))
     assert cached.length == 30
     following = tokens(3, seed=2)
-    assert_same(cached.forward(following), reference(model, torch.cat((text, following)))[-3:])
+    assert_same(cached.forward(following), one_pass(model, torch.cat((text, following)))[-3:])
 
 
 @pytest.mark.parametrize(("engine", "family"), MAIN)
@@ -119,7 +113,7 @@ def test_any_sequence_of_forwards_and_rollbacks_equals_a_fresh_one(
         new = data.draw(st.lists(st.integers(0, 95), min_size=1, max_size=9))
         logits = cached.forward(torch.tensor(new))
         text += new
-        torch.testing.assert_close(logits, reference(model, torch.tensor(text))[-len(new) :], rtol=1e-4, atol=5e-4)
+        torch.testing.assert_close(logits, one_pass(model, torch.tensor(text))[-len(new) :], rtol=1e-4, atol=5e-4)
         length = data.draw(st.integers(0, len(text)))
         cached.truncate(length)
         text = text[:length]
@@ -132,12 +126,12 @@ def test_positions_outside_rotary_embeddings_take_the_slow_and_right_way(family:
     assert not takes_branch_masks(model)
     cached = wrap(model)
     assert isinstance(cached, ModulesModel)
-    assert_same(torch.cat((cached.forward(text[:12]), cached.forward(text[12:]))), reference(model, text))
+    assert_same(torch.cat((cached.forward(text[:12]), cached.forward(text[12:]))), one_pass(model, text))
     starts, branches = torch.tensor([3, 20]), tokens(4, seed=3).view(2, 2)
     session = cached.branches(starts)
     for depth in range(2):
         theirs = [
-            reference(model, torch.cat((text[:s], b[: depth + 1])))[-1]
+            one_pass(model, torch.cat((text[:s], b[: depth + 1])))[-1]
             for s, b in zip(starts.tolist(), branches, strict=True)
         ]
         assert_same(session.step(branches[:, depth]), torch.stack(theirs))
@@ -147,7 +141,7 @@ def test_positions_outside_rotary_embeddings_take_the_slow_and_right_way(family:
 def test_tied_embeddings(engine: str) -> None:
     model, text = tiny_model(tie_word_embeddings=True), tokens(9)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert_same(build(model, engine).forward(text), reference(model, text))
+    assert_same(build(model, engine).forward(text), one_pass(model, text))
 
 
 @pytest.mark.parametrize("engine", ["lean", "static", "modules"])
@@ -183,11 +177,11 @@ def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatc
     text = tokens(1250)
     cached = wrap(model, "lean")
     rows = torch.cat([cached.forward(part) for part in text.split(417)])  # capacity 512, then 1024, then 1300
-    torch.testing.assert_close(rows, reference(model, text), rtol=1e-4, atol=5e-4)
+    torch.testing.assert_close(rows, one_pass(model, text), rtol=1e-4, atol=5e-4)
     session = cached.branches(torch.tensor([1250, 600]))
     theirs = [
-        reference(model, torch.cat((text, text[:1])))[-1],
-        reference(model, torch.cat((text[:600], text[1:2])))[-1],
+        one_pass(model, torch.cat((text, text[:1])))[-1],
+        one_pass(model, torch.cat((text[:600], text[1:2])))[-1],
     ]
     assert_same(session.step(text[:2]), torch.stack(theirs))
 
@@ -195,9 +189,9 @@ def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", [family for family in LEAN if family not in MIXTURES])
 def test_half_precision_agrees_up_to_its_rounding(family: str, dtype: torch.dtype) -> None:
-    exact, text = reference(tiny_model(family), tokens(24)), tokens(24)
+    exact, text = one_pass(tiny_model(family), tokens(24)), tokens(24)
     model = tiny_model(family).to(dtype)
-    error = (reference(model, text).float() - exact).norm()
+    error = (one_pass(model, text).float() - exact).norm()
     for engine in ("lean", "lean-packed", "static", "modules"):
         cached = build(model, engine)
         ours = torch.cat((cached.forward(text[:11]), cached.forward(text[11:12]), cached.forward(text[12:])))
@@ -224,7 +218,7 @@ class WithoutWeight(torch.nn.Module):
 def test_linears_without_a_weight_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean_ops, "PACK_FROM", 0)
     model, text = tiny_model("llama"), tokens(12)
-    expected = reference(model, text)
+    expected = one_pass(model, text)
     for layer in model.model.layers:
         for part in (layer.self_attn, layer.mlp):
             for name, linear in list(part.named_children()):
@@ -240,10 +234,10 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
 ) -> None:
     monkeypatch.setattr(lean_ops, "PACK_LIMIT", 0)
     model, text = tiny_model("qwen2"), tokens(12)
-    before = reference(model, text)
+    before = one_pass(model, text)
     cached = wrap(model, "lean")
     assert cached.module is model
-    assert torch.equal(reference(model, text), before)
+    assert torch.equal(one_pass(model, text), before)
     attention = model.model.layers[0].self_attn
     assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from command_line import draftgauge
+from command_line import succeeds
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
@@ -23,16 +23,11 @@ from draftgauge.models.experts import experts_read
 from draftgauge.models.lean_families import window_of
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
-from tiny import MIXTURES, save_tiny, tiny_model, tokens
+from tiny import MIXTURES, one_pass, save_tiny, tiny_model, tokens
 
 TEXT = tokens(24)
 FAMILIES = pytest.mark.parametrize("family", MIXTURES)
 ENGINES = pytest.mark.parametrize("engine", ["lean", "static"])
-
-
-@torch.no_grad()
-def reference(model: PreTrainedModel) -> Tensor:
-    return model(TEXT[None], use_cache=False).logits[0]
 
 
 def in_parts(cached: CachedModel) -> Tensor:
@@ -61,7 +56,7 @@ def routed(model: PreTrainedModel, run: Callable[[], Tensor]) -> tuple[Tensor, T
 def test_every_way_of_transformers_to_run_experts_gives_the_same(family: str, engine: str, how: str) -> None:
     model = tiny_model(family)
     model.set_experts_implementation("eager")
-    expected, way = routed(model, lambda: reference(model))
+    expected, way = routed(model, lambda: one_pass(model, TEXT))
     assert len(way.unique()) == 4  # every expert is some token's
     model.set_experts_implementation(how)
     torch.testing.assert_close(in_parts(wrap(model, engine)), expected, rtol=1e-4, atol=2e-4)
@@ -94,8 +89,7 @@ def test_a_profile_shows_them_beside_what_verifying_takes(tmp_path: Path) -> Non
     common += ["--max-new-tokens", "8", "--cost-seconds", "0", "--json", str(tmp_path / "rows.json")]
     for family in ("mixtral", "qwen3"):
         target, out = str(save_tiny(tmp_path / family, family)), str(tmp_path / f"run-{family}")
-        shown = draftgauge(["profile", "--target", target, *common, "--out", out])
-        assert shown.exit_code == 0, shown.output
+        shown = succeeds("profile", "--target", target, *common, "--out", out)
         row = json.loads((tmp_path / "rows.json").read_text())["rows"][0]
         assert ("mixture of experts" in shown.stdout) == ("experts_1" in row) == (family == "mixtral")
         if family == "mixtral":
@@ -109,10 +103,10 @@ def test_a_profile_shows_them_beside_what_verifying_takes(tmp_path: Path) -> Non
 def test_a_changed_expert_is_called_as_it_is(family: str, engine: str) -> None:
     """A patched forward and a hook inside the block do what they do in transformers."""
     model = tiny_model(family)
-    before, mlp = reference(model), model.model.layers[1].mlp
+    before, mlp = one_pass(model, TEXT), model.model.layers[1].mlp
     mlp.experts.forward = MethodType(lambda self, x, *routes: 0.5 * type(self).forward(self, x, *routes), mlp.experts)
     mlp.register_forward_hook(lambda module, inputs, output: output + 0.1)
-    expected = reference(model)
+    expected = one_pass(model, TEXT)
     assert (expected - before).abs().max() > 0.1
     torch.testing.assert_close(in_parts(wrap(model, engine)), expected, rtol=1e-4, atol=2e-4)
 
@@ -133,7 +127,9 @@ WINDOWED: dict[str, dict[str, Any]] = {
 def test_past_a_window_outputs_are_those_of_generate_and_the_dense_trace_is_right(family: str, engine: str) -> None:
     model, prompt = tiny_model(family, **WINDOWED[family]), TEXT[:5].tolist()
     assert window_of(model.config) == (8, (True, family != "qwen2_moe"))
-    assert not torch.allclose(reference(model), reference(tiny_model(family)), atol=1e-2)  # the window is felt
+    assert not torch.allclose(
+        one_pass(model, TEXT), one_pass(tiny_model(family), TEXT), atol=1e-2
+    )  # the window is felt
     expected = model.generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=None
     )[0, 5:].tolist()

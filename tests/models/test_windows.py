@@ -20,7 +20,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.fixed import FixedLength
-from tiny import noisy, tiny_model, tokens
+from tiny import noisy, one_pass, tiny_model, tokens
 
 MIXED: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 0, "num_hidden_layers": 3}
 MIXED |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -42,12 +42,6 @@ def on(engine: str, model: PreTrainedModel) -> CachedModel:
     if isinstance(cached, StaticModel):
         cached.first_bucket = 8
     return cached
-
-
-@torch.no_grad()
-def reference(model: PreTrainedModel, text: Tensor) -> Tensor:
-    """Logits of the whole text in one pass, without any cache."""
-    return model(text[None], use_cache=False).logits[0]
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:
@@ -84,7 +78,7 @@ def test_outputs_far_beyond_the_window_are_those_of_generate(
 @ENGINES
 def test_rolling_back_anywhere_around_the_edge(engine: str, family: str) -> None:
     model, text = sliding(family, 8), tokens(24, seed=4)
-    expected = reference(model, text)
+    expected = one_pass(model, text)
     cached = on(engine, model)
     for begin in range(13):
         for count in (1, 2, 5, 11):
@@ -111,7 +105,7 @@ def test_branches_longer_than_the_window(engine: str, family: str, window: int) 
             session.keep(rows)
             starts, deep = starts[rows], deep[rows]
         whole = [torch.cat((text[:start], own[: depth + 1])) for start, own in zip(starts.tolist(), deep, strict=True)]
-        assert_same(session.step(deep[:, depth]), torch.stack([reference(model, each)[-1] for each in whole]))
+        assert_same(session.step(deep[:, depth]), torch.stack([one_pass(model, each)[-1] for each in whole]))
 
 
 @FAMILIES
@@ -126,12 +120,12 @@ def test_texts_side_by_side_are_those_of_each_alone(monkeypatch: pytest.MonkeyPa
     counts = [len(each) for each in feed]
     together = static_side.step(range(5), counts, torch.cat(feed)).split(counts)
     for row, text in enumerate(texts):
-        expected = reference(model, text)
+        expected = one_pass(model, text)
         assert_same(together[row], expected[row + 1 :])
     few = {3: tokens(4, seed=7), 4: tokens(1, seed=8)}
     together = static_side.step(list(few), [4, 1], torch.cat(list(few.values()))).split([4, 1])
     for (row, fed), logits in zip(few.items(), together, strict=True):
-        assert_same(logits, reference(model, torch.cat((texts[row], fed)))[-len(fed) :])
+        assert_same(logits, one_pass(model, torch.cat((texts[row], fed)))[-len(fed) :])
 
 
 @pytest.mark.parametrize(

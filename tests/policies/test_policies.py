@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from draftgauge.api.policies import expanded, read_policies
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies import (
-    POLICIES,
-    Policy,
-    Signal,
-    SignalArrays,
-    StatelessPolicy,
-    Step,
-    make_policy,
-)
+from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
 from draftgauge.policies.base import asks_after_each_token
 from linear_costs import LinearCosts
 
@@ -127,7 +119,7 @@ def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> No
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["stopping", "vllm"])
+@pytest.mark.parametrize("name", ["stopping", "two-source", "vllm"])
 def test_policies_that_weigh_cost_need_a_cost_curve(name: str) -> None:
     with pytest.raises(DraftgaugeError, match="give the pair's cost curve"):
         make_policy(name, GAMMA_MAX)

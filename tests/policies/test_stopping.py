@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies import make_policy
-from draftgauge.policies.base import Signal, StatelessPolicy
+from draftgauge.policies.base import Signal
 from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.fitted import FILE, FittedPolicy, fitted_policy, load_fitted, policy_of_file, save_fitted
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
-from draftgauge.replaying.simulate import replay
 from linear_costs import LinearCosts
-from synthetic import synthetic_trace
 
 GAMMA_MAX = 6
 HALF = StoppingNumbers(constant=0.0, logit_confidence=1.0, accepted_by_depth=(0.5,) * GAMMA_MAX)
@@ -85,28 +83,6 @@ def test_it_drafts_while_the_next_token_is_worth_more_than_its_price(seed: int, 
 def _goes_on(policy: ThroughputStopping, confidences: list[float]) -> bool:
     policy.limit()
     return [policy.keep_drafting(Signal(depth, c, 0.0, 0.0)) for depth, c in enumerate(confidences, start=1)][-1]
-
-
-def test_it_decides_all_positions_at_once_as_token_by_token() -> None:
-    trace = synthetic_trace(seed=3, prompts=6, length=60, gamma_max=GAMMA_MAX)
-
-    class Asked:
-        def __init__(self, inner: ThroughputStopping) -> None:
-            self.reads, self.reset, self.limit = inner.reads, inner.reset, inner.limit
-            self.keep_drafting, self.observe = inner.keep_drafting, inner.observe
-
-    for drafting in (0.02, 0.2, 5.0):
-        policy = ThroughputStopping(HALF, LinearCosts(drafting=drafting))
-        assert isinstance(policy, StatelessPolicy)
-        at_once, asked = replay(trace, policy).record, replay(trace, Asked(policy)).record
-        np.testing.assert_array_equal(at_once.drafted, asked.drafted)
-        assert (drafting == 5.0) == (at_once.drafted.max() == 0)
-
-
-@pytest.mark.parametrize("name", ["stopping", "two-source"])
-def test_it_cannot_be_made_without_a_cost_curve(name: str) -> None:
-    with pytest.raises(DraftgaugeError, match="weighs the cost"):
-        make_policy(name, 8)
 
 
 @pytest.mark.parametrize("name", ["stopping", "two-source"])
@@ -178,11 +154,3 @@ def test_an_edited_file_and_one_of_an_earlier_version_are_refused(tmp_path: Path
     path.write_text(text.replace('"version": 2', '"version": 1'))
     with pytest.raises(DraftgaugeError, match=r"version 1, this draftgauge reads 2: fit it with `draftgauge fit"):
         load_fitted(path)
-
-
-def test_a_policy_fitted_for_other_lengths_or_signals_is_refused() -> None:
-    fitted = bundled_policy("stopping")
-    with pytest.raises(DraftgaugeError, match="fitted for gamma_max 16, the longest draft here is 8"):
-        fitted_policy(fitted, 8, LinearCosts())
-    with pytest.raises(DraftgaugeError, match="fitted on the signals margin"):
-        fitted_policy(replace(fitted, signals=("margin",)), 16, LinearCosts())

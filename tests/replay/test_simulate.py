@@ -120,13 +120,13 @@ def test_replay_takes_the_steps_of_a_live_loop(spec: str, seed: int, length: int
         assert steps_of(outcome, prompt) == simulated_live(trace, prompt, live)
 
 
-@pytest.mark.parametrize("spec", ["no-draft", "fixed:3", "hf-confidence", "cumulative-confidence"])
+@pytest.mark.parametrize("spec", ["no-draft", "fixed:3", "hf-confidence", "cumulative-confidence", "stopping"])
 def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(
     spec: str, linear_costs: Callable[..., CostCurve]
 ) -> None:
     trace, costs = synthetic_trace(3, prompts=6, length=60, gamma_max=6), linear_costs(6)
-    fast = replay(trace, make_policy(spec, 6), costs)
-    slow = replay(trace, TokenByToken(make_policy(spec, 6)), costs)
+    policy = make_policy(spec, 6, costs)
+    fast, slow = replay(trace, policy, costs), replay(trace, TokenByToken(policy, policy.reads), costs)
     for name in ("steps", "drafted", "accepted", "committed", "seconds", "histogram"):
         np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
 

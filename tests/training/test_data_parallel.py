@@ -21,7 +21,7 @@ from draftgauge.models import device
 from draftgauge.training import world
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
-from small_trainings import small_training
+from small_trainings import log, small_training
 
 STEPS = 6
 
@@ -100,22 +100,10 @@ def shared(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def log(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 def assert_same_run(one: Path, other: Path, tolerance: float) -> None:
     """The same tokens and figures at every step, and weights that agree."""
     for ours, theirs in zip(log(one), log(other), strict=True):
-        for key in (
-            "step",
-            "loss",
-            "gradient_norm",
-            "agreement/0",
-            "agreement/2",
-            "gate_mean",
-            "gate_open",
-        ):
+        for key in ("step", "loss", "gradient_norm", "agreement/0", "agreement/2", "gate_mean", "gate_open"):
             assert ours[key] == pytest.approx(theirs[key], rel=10 * tolerance, abs=10 * tolerance), key
     results = [json.loads((folder / "drafter.json").read_text())["extra"]["result"] for folder in (one, other)]
     assert results[0]["tokens"] == results[1]["tokens"] > 0
@@ -141,15 +129,8 @@ def test_a_run_goes_on_with_another_number_of_processes(base: TrainingSpec, accu
 
 @pytest.mark.slow
 def test_under_torchrun(base: TrainingSpec, tmp_path: Path) -> None:
-    arguments = [
-        "train",
-        "--target",
-        base.target,
-        "--out",
-        str(tmp_path / "run"),
-        "--json",
-        str(tmp_path / "rows.json"),
-    ]
+    written = ["--out", str(tmp_path / "run"), "--json", str(tmp_path / "rows.json")]
+    arguments = ["train", "--target", base.target, *written]
     shown = ("reuse", "prompts", "new_tokens", "answers", "depths", "length", "steps", "batch", "checkpoint_every")
     for name in (*shown, "device"):
         arguments += [f"--{name.replace('_', '-')}", str(getattr(base, name))]

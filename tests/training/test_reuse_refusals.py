@@ -18,7 +18,7 @@ from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
 from draftgauge.training.reuse import features, tracking
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
-from small_trainings import small_training
+from small_trainings import log, small_training
 from tiny import save_tiny
 
 QWEN3_8B = {
@@ -50,11 +50,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
 def trained(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Finished runs by name."""
     folder = tmp_path_factory.mktemp("trained")
-    runs = {
-        "hidden": {"reuse": "hidden"},
-        "kv": {"reuse": "kv"},
-        "narrow": {"reuse": "hidden", "intermediate_size": 16},
-    }
+    narrow = {"reuse": "hidden", "intermediate_size": 16}
+    runs = {"hidden": {"reuse": "hidden"}, "kv": {"reuse": "kv"}, "narrow": narrow}
     for name, change in runs.items():
         train_drafter(replace(base, **change), folder / name)  # type: ignore[arg-type]
     return {name: folder / name for name in runs}
@@ -175,10 +172,9 @@ def test_trackers_are_told_what_the_log_is(base: TrainingSpec, tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     train_drafter(replace(base, track="trackio"), tmp_path / "run")
     calls = importlib.import_module("trackio").calls
-    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert calls[0] == ("draftgauge", "run", "hybrid")
     assert calls[-1] == "finished"
-    assert calls[1:-1] == [(row["step"], pytest.approx(row["loss"], rel=1e-5)) for row in logged]
+    assert calls[1:-1] == [(row["step"], pytest.approx(row["loss"], rel=1e-5)) for row in log(tmp_path / "run")]
 
 
 def test_the_plan_of_a_small_run_is_near_what_it_takes(
@@ -222,20 +218,8 @@ def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainingSpe
 
 
 def test_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
-    common = [
-        "train",
-        "--target",
-        base.target,
-        "--prompts",
-        str(base.prompts),
-        "--new-tokens",
-        "8",
-        "--length",
-        "64",
-        "--steps",
-        "2",
-    ]
-    common += ["--batch", "2", "--depths", "3", "--reuse", "hybrid", "--out", str(tmp_path / "run")]
+    common = ["train", "--target", base.target, "--prompts", str(base.prompts), "--new-tokens", "8", "--length", "64"]
+    common += ["--steps", "2", "--batch", "2", "--depths", "3", "--reuse", "hybrid", "--out", str(tmp_path / "run")]
     planned = succeeds(*common, "--plan")
     assert "Before anything starts" in planned.output
     assert not (tmp_path / "run").exists()

@@ -26,7 +26,7 @@ from draftgauge.training import optimise as loop
 from draftgauge.training.reuse.batches import DataOrder
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
-from small_trainings import small_training
+from small_trainings import log, small_training
 from tiny import save_tiny
 
 
@@ -46,10 +46,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TrainingSpec:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "drafter.safetensors")
-
-
-def log(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 class KilledError(Exception):
@@ -272,12 +268,8 @@ def test_the_log_measures_gradients_and_the_gate(base: TrainingSpec, tmp_path: P
         )
         groups = [value for key, value in row.items() if key.startswith("gradient_norm/")]
         assert math.sqrt(sum(value**2 for value in groups)) == pytest.approx(row["gradient_norm"], rel=1e-4)
-    assert not any(key.startswith("gate_") for row in log(_trained(base, tmp_path / "hidden")) for key in row)
-
-
-def _trained(request: TrainingSpec, folder: Path) -> Path:
-    train_drafter(request, folder)
-    return folder
+    train_drafter(base, tmp_path / "hidden")
+    assert not any(key.startswith("gate_") for row in log(tmp_path / "hidden") for key in row)
 
 
 def test_answers_that_begin_too_late_are_told(base: TrainingSpec, tmp_path: Path) -> None:
