@@ -23,11 +23,13 @@ from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.models import rows as static_rows
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.batch import WHOLE_BATCH, AdaptiveVerification
-from draftgauge.replaying.batch_rows import batch_rows
+from draftgauge.replaying.batch_rows import ROUNDS, batch_rows, queues_of
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
+from linear_costs import curve
+from synthetic import synthetic_trace
 from tiny import save_tiny
 
 SMALL: dict[str, Any] = {"gamma_max": 2, "max_new_tokens": 8, "cost_seconds": 0}
@@ -59,7 +61,7 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
     for batch in (1, 2, 3):
         fixed = [row for row in rows if row["batch"] == batch and row["gamma"] is not None]
         assert [row["gamma"] for row in fixed] == [0, 1, 2]
-        assert fixed[0]["ratio_to_none"] == 1
+        assert fixed[0]["ratio_to_plain"] == 1
         assert [row["best"] for row in fixed].count(True) == 1
         best = max(fixed, key=lambda row: row["tokens_per_second"])
         assert best["best"]
@@ -108,6 +110,29 @@ def test_advice_at_a_batch_says_whether_adaptive_verification_pays(run: Path) ->
         assert row["gain_low"] <= row["gain"] <= row["gain_high"]
         assert f"{row['policy']} {row['gain']:+.1%} over it (95%: {row['gain_low']:+.1%} to " in advised
     assert advised.count("switch it on") == sum(row["gain_low"] > 0 for row in rows)
+
+
+def test_requests_that_share_their_steps_are_one_sample_together() -> None:
+    """Eight prompts, each replayed in a batch of its own copies: more copies tell no more."""
+    batches = (1, 4, 16)
+    verify = tuple((tuple(b * (1 + 0.2 * k) for k in range(4)),) for b in batches)
+    draft = tuple(((0.3 * b, 0.4 * b),) for b in batches)
+    costs = replace(curve(0.1, 0.2, 3), batched=BatchCosts(batches, (8,), verify, draft, (0.0,) * 3))
+    rows = batch_rows(synthetic_trace(3, 8, 30, 3), costs, batches, ("cumulative-confidence",))
+    one, *more = [[row[f"gain{end}"] for end in ("_low", "", "_high")] for row in rows if row["gamma"] is None]
+    assert one == sorted(set(one))
+    assert more == [pytest.approx(one)] * 2
+
+
+@pytest.mark.parametrize(("batch", "groups"), [(1, 20), (2, 10), (5, 8), (64, 8)])
+def test_groups_share_no_conversation_and_leave_no_prompt_out(batch: int, groups: int) -> None:
+    conversation = np.arange(40) // 2
+    queues = queues_of(conversation, batch)
+    members = [set(conversation[queue]) for queue in queues]
+    assert len(queues) == groups
+    assert sorted(number for group in members for number in group) == list(range(20))
+    assert sorted(prompt for queue in queues for prompt in set(queue)) == list(range(40))
+    assert all(len(queue) >= ROUNDS * batch for queue in queues)
 
 
 def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:

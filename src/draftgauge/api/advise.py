@@ -306,7 +306,7 @@ def _at_batch(design: Design, costs: CostCurve, batch: int) -> str:
     """Whether rules that adapt to the load pay over the best fixed length in a batch, in words."""
     rows = batch_rows(design.trace, costs, [batch], tuple(SWITCHES))
     fixed = next(row for row in rows if row["best"])
-    said = [f"at {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_none']:.2f} times no-draft)"]
+    said = [f"at {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_plain']:.2f} x plain)"]
     for row in rows:
         if row["gamma"] is None:
             low, high = row["gain_low"], row["gain_high"]  # NaN of a single prompt

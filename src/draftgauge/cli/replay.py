@@ -25,7 +25,7 @@ BATCH_COLUMNS = {
     "drafted_per_step": "drafted/step",
     "tokens_per_step": "tokens/step",
     "tokens_per_second": "modelled tokens/s, all requests",
-    "ratio_to_none": "x no-draft",
+    "ratio_to_plain": "x plain",
     "gain": "gain over the best length [95%]",
 }
 

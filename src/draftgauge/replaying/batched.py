@@ -11,38 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import Admits, BatchPolicy
-from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays, sum_by_prompt
+from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.trace import Trace
 
-ROUNDS = 8  # requests that each slot serves at least, by default
 NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class BatchReplay:
-    """What a batch did on a trace: steps of the batch, tokens of all requests, modelled seconds.
-
-    ``by_prompt`` ``[2, prompts]`` are the tokens and seconds of each prompt of the trace, which has its share, one in
-    ``batch``, of every step it takes part in.
-    """
+    """What a batch did on a trace: steps of the batch, tokens of all requests, modelled seconds."""
 
     batch: int
     steps: int
     committed: int
     drafted: int
     accepted: int
-    by_prompt: NDArray[np.float64]
-
-    @property
-    def seconds(self) -> float:
-        return float(self.by_prompt[1].sum())
+    seconds: float
 
     @property
     def tokens_per_second(self) -> float:
@@ -51,11 +41,6 @@ class BatchReplay:
     @property
     def tokens_per_step(self) -> float:
         return self.committed / (self.steps * self.batch)
-
-
-def resampled(prompts: int, batch: int, rng: np.random.Generator) -> list[int]:
-    drawn: list[int] = rng.integers(prompts, size=max(prompts, ROUNDS * batch)).tolist()
-    return drawn
 
 
 def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: int, queue: Sequence[int]) -> BatchReplay:
@@ -78,7 +63,6 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
 class _Cursor:
     """A slot's place in its prompt's rows, and the committed tokens that its drafter has yet to take in."""
 
-    prompt: int
     first: int
     row: int
     end: int
@@ -103,32 +87,26 @@ class _Batch:
         columns = (arrays.confidence, arrays.entropy, arrays.margin, trace.draft_token)
         self.columns = [values.tolist() for values in columns] if self.asks else []
         self.slots: dict[int, _Cursor] = {}
-        # Of every pass: step, requests, tokens, context.
-        self.drafts: list[tuple[int, int, int, int]] = []
-        self.verifications: list[tuple[int, int, int, int]] = []
-        self.commits: list[tuple[int, int, int]] = []  # step, prompt, tokens
+        # Of every pass: requests, tokens, context.
+        self.drafts: list[tuple[int, int, int]] = []
+        self.verifications: list[tuple[int, int, int]] = []
         self.counts = {"committed": 0, "drafted": 0, "accepted": 0}
 
     def run(self, queue: Sequence[int]) -> BatchReplay:
-        waiting, steps = list(reversed(queue)), 0
+        waiting = list(reversed(queue))
         for slot in range(self.batch):
             self.admit(slot, waiting.pop())
         while len(self.slots) == self.batch:
-            steps += 1
             for slot in self.step():
                 del self.slots[slot]
                 if waiting:
                     self.admit(slot, waiting.pop())
-        step, prompt, tokens = np.array(self.commits).T
-        spent = self.seconds()[step] / self.batch
-        count = len(self.trace.prompts)
-        by_prompt = np.stack([sum_by_prompt(prompt, values, count) for values in (tokens, spent)])
-        return BatchReplay(self.batch, steps, **self.counts, by_prompt=by_prompt)
+        return BatchReplay(self.batch, len(self.verifications), **self.counts, seconds=self.seconds())
 
     def admit(self, slot: int, prompt: int) -> None:
         first, end = self.trace.offsets[prompt : prompt + 2].tolist()
         info = self.trace.prompts[prompt]
-        self.slots = dict(sorted({**self.slots, slot: _Cursor(prompt, first, first, end, info.prompt_tokens)}.items()))
+        self.slots = dict(sorted({**self.slots, slot: _Cursor(first, first, end, info.prompt_tokens)}.items()))
         self.policy.begin(slot, info.prompt_token)
 
     def step(self) -> list[int]:
@@ -137,7 +115,7 @@ class _Batch:
         verified = {slot: len(signals) for slot, signals in shown.items()}
         if isinstance(self.policy, Admits):
             verified = self.policy.admit(shown, context)
-        self.verifications.append((len(self.verifications), len(shown), sum(verified.values()) + len(shown), context))
+        self.verifications.append((len(shown), sum(verified.values()) + len(shown), context))
         slots = list(self.slots.items())
         return [slot for slot, cursor in slots if self.commit(slot, cursor, shown[slot], verified[slot])]
 
@@ -149,7 +127,7 @@ class _Batch:
         while slots:
             depth += 1
             tokens = sum(self.slots[slot].backlog for slot in slots) if depth == 1 else len(slots)
-            self.drafts.append((len(self.verifications), len(slots), tokens, context))
+            self.drafts.append((len(slots), tokens, context))
             for slot in slots:
                 shown[slot].append(self.signal(self.slots[slot].row, depth))
             able = {slot: shown[slot][-1] for slot in slots if depth < caps[slot]}
@@ -165,7 +143,6 @@ class _Batch:
         proposed = min(verified, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
         self.policy.observe(slot, Step(proposed, accepted, committed, shown[:proposed], NAN, text))
         self.counts["committed"] += committed
-        self.commits.append((len(self.verifications) - 1, cursor.prompt, committed))
         self.counts["drafted"] += drafted
         self.counts["accepted"] += accepted
         cursor.backlog = accepted + 1 - min(accepted, drafted - 1) if shown else cursor.backlog + committed
@@ -182,11 +159,9 @@ class _Batch:
         confidence, entropy, margin, token = (column[row][depth - 1] for column in self.columns)
         return Signal(depth, confidence, entropy, margin, int(token))
 
-    def seconds(self) -> NDArray[np.float64]:
-        """``[steps]``."""
-        (step, *drafts), (_, *verifications) = (
-            np.array(passes, np.int64).reshape(-1, 4).T for passes in (self.drafts, self.verifications)
+    def seconds(self) -> float:
+        drafts, verifications = (
+            np.array(passes, np.int64).reshape(-1, 3).T for passes in (self.drafts, self.verifications)
         )
         drafting = self.costs.draft_seconds(*drafts) + (self.costs.signal_seconds(drafts[0]) if self.asks else 0.0)
-        verifying = self.costs.verify_seconds(*verifications)
-        return np.bincount(step, drafting, len(verifying)) + verifying
+        return float(np.sum(drafting) + np.sum(self.costs.verify_seconds(*verifications)))

@@ -125,7 +125,7 @@ def evaluate(
             numbers = np.unique(conversation[mask], return_inverse=True)[1].reshape(-1)
             # By conversation: its turns are not independent samples.
             tokens, seconds, fixed_tokens, fixed_seconds, plain_spent = (
-                sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
+                sum_by_prompt(numbers, values[mask])
                 for values in (outcome.committed, outcome.seconds, fixed.committed, fixed.seconds, plain)
             )
             steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # or expectations
@@ -134,10 +134,7 @@ def evaluate(
             gain = paired_gain(tokens, seconds, fixed_tokens, fixed_seconds, resamples=resamples)
             over_rival: tuple[float | None, ...] = (None, None, None)
             if rival is not None:
-                base = (
-                    sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
-                    for values in (rival.committed, rival.seconds)
-                )
+                base = (sum_by_prompt(numbers, values[mask]) for values in (rival.committed, rival.seconds))
                 over_rival = paired_gain(tokens, seconds, *base, resamples=resamples)[:3]
             speed, slow, top = (1 / float(each.seconds[mask].sum()) for each in (outcome, fixed, bound))
             captured = None if math.isclose(top, slow, rel_tol=1e-9) else (speed - slow) / (top - slow)

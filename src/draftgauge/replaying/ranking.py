@@ -137,7 +137,7 @@ def _row(
     numbers = np.unique(conversations(of.trace)[mask], return_inverse=True)[1].reshape(-1)
 
     def summed(values: NDArray[Any]) -> NDArray[np.float64]:
-        return sum_by_prompt(numbers, values[mask], int(numbers.max()) + 1)
+        return sum_by_prompt(numbers, values[mask])
 
     tokens, seconds = summed(of.tokens), summed(of.seconds)
     gain = paired_gain(tokens, seconds, summed(first.tokens), summed(first.seconds))

@@ -44,8 +44,8 @@ def prompt_of_rows(trace: Trace) -> Ints:
     return np.repeat(np.arange(len(trace.prompts)), np.diff(trace.offsets))
 
 
-def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int) -> Floats:
-    """Sums ``[count]`` of values over what has the same number: rows or steps of a prompt, turns of a conversation."""
+def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int = 0) -> Floats:
+    """Sums over what has the same number (rows or steps of a prompt, turns of a conversation), at least ``count``."""
     return np.bincount(prompt, np.asarray(values, np.float64), count).astype(np.float64, copy=False)
 
 

@@ -116,9 +116,8 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
 
 def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> dict[str, Totals]:
     """Tokens and seconds of replays, summed by the conversation ``[prompts]`` of each prompt."""
-    count = int(conversation.max()) + 1
     return {
-        name: (sum_by_prompt(conversation, of.committed, count), sum_by_prompt(conversation, of.seconds, count))
+        name: (sum_by_prompt(conversation, of.committed), sum_by_prompt(conversation, of.seconds))
         for name, of in outcomes.items()
     }
 

@@ -46,7 +46,7 @@ BATCH_COLUMNS: Columns = {
     "gamma": ("best length", str),
     "tokens_per_step": ("tokens/step of a request", decimals(2)),
     "tokens_per_second": ("tokens/s of all", speed),
-    "ratio_to_none": ("over no drafts", ratio),
+    "ratio_to_plain": ("over plain", ratio),
 }
 POLICY_COLUMNS: Columns = {
     "policy": ("policy", str),

@@ -56,11 +56,10 @@ def advise_settings(
         settings = [setting for setting in settings if not setting.startswith(P_MIN)]
     replays = {setting: _run(setting, trace, costs) for setting in settings}
     conversation = conversations(trace)
-    count = int(conversation.max()) + 1
-    plain = sum_by_prompt(conversation, plain_seconds(trace, costs), count)
+    plain = sum_by_prompt(conversation, plain_seconds(trace, costs))
 
     def outcome(setting: str, run: Replay) -> SettingOutcome:
-        ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds, count), resamples=TEST_RESAMPLES)
+        ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds), resamples=TEST_RESAMPLES)
         steps, drafted = float(run.steps.sum()), float(run.drafted.sum())
         proposed = drafted + float((run.appended - run.dropped).sum())
         rate = float(run.accepted.sum()) / proposed if proposed else None
