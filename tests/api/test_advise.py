@@ -16,6 +16,7 @@ from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.api.advise import LOADED, advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
+from draftgauge.drafters.reuse import new_net, reuse_config, save_drafter
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.models.compression import COMPRESSIONS
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
@@ -25,6 +26,7 @@ from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from engine_server import llama_metrics, models_page, serving, vllm_metrics
+from tiny import tiny_model
 from written_runs import GAMMA_MAX, write_run
 
 
@@ -279,36 +281,66 @@ def test_a_server_that_had_better_not_speculate_is_told_so_without_flags(tmp_pat
     assert "Start the server without its options for speculation." in shown
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_trained_drafter_is_advised_on_as_the_checkpoint_that_export_writes(
-    engine: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+BLOCKS: dict[str, Any] = {"block": 4, "mask_token": 95}
+
+
+def drafter_run(folder: Path, run: Path, drafter: str, source: object, family: str = "") -> Path:
+    """A run with such a drafter."""
+    draft = replace(Manifest.load(run).draft, source=str(source), family=family)
+    return write_run(folder, 36, drafter=drafter, draft=draft)
+
+
+def trained(folder: Path, design: str, **settings: Any) -> Path:
+    """A drafter as training writes it."""
+    target = tiny_model(num_hidden_layers=4)
+    save_drafter(
+        folder, new_net(reuse_config(target.config, design, target_fingerprint="t", **settings), target, 0), {}
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("engine", "format_", "settings"), [("vllm", "eagle3", {}), ("sglang", "eagle3", {}), ("vllm", "dflash", BLOCKS)]
+)
+def test_a_drafter_that_reads_the_target_is_advised_on_as_the_checkpoint_that_export_writes(
+    engine: str, format_: str, settings: dict[str, Any], run: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("draftgauge.drafters.reuse.persistence.read_config", lambda folder: folder)
-    monkeypatch.setattr("draftgauge.exporting.eagle3.check_exportable", lambda config: None)
-    manifest = Manifest.load(run)
-    assert manifest.draft is not None
-    draft = replace(manifest.draft, source="runs/hidden")
-    folder = write_run(tmp_path / "run", 36, drafter="reuse", draft=draft)
     costs = costs_of(tmp_path / "costs.json", engine, 0.0005)
-    _, best, _ = advised([str(folder), "-e", engine, "--costs", str(costs)], tmp_path / "rows.json")
-    export, _, serve = best["flags"].partition(" && ")
-    assert export == "draftgauge export runs/hidden --out runs/hidden-eagle3"
-    words = shlex.split(serve)
-    if engine == "vllm":
-        config = json.loads(words[words.index("--speculative-config") + 1])
-        assert (config["method"], config["model"]) == ("eagle3", "runs/hidden-eagle3")
-    else:
-        assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
-        assert words[words.index("--speculative-draft-model-path") + 1] == "runs/hidden-eagle3"
+    for kind, source in (("reuse", trained(tmp_path / "it", "hidden", **settings)), ("checkpoint", "org/checkpoint")):
+        folder = drafter_run(tmp_path / kind, run, kind, source, format_)
+        _, best, _ = advised([str(folder), "-e", engine, "--costs", str(costs)], tmp_path / "rows.json")
+        export, _, serve = best["flags"].rpartition(" && ")
+        exported = "org/checkpoint" if kind == "checkpoint" else f"{source}-{format_}"
+        assert export == ("" if kind == "checkpoint" else f"draftgauge export {source} --out {exported}")
+        words = shlex.split(serve)
+        if engine == "vllm":
+            config = json.loads(words[words.index("--speculative-config") + 1])
+            assert (config["method"], config["model"]) == (format_, exported)
+            assert config["num_speculative_tokens"] == best["best_length"] > 0
+        else:
+            assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
+            assert words[words.index("--speculative-draft-model-path") + 1] == exported
 
 
 def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None:
-    costs = costs_of(tmp_path / "costs.json", "sglang", 0.001)
-    folder = tmp_path / "lookup"
-    shutil.copytree(run, folder)
-    replace(Manifest.load(folder), drafter="prompt_lookup").save(folder)
-    said = refusal("advise", folder, "-e", "sglang", "--costs", costs)
-    assert "recorded with the drafter prompt_lookup, which sglang does not run" in said
+    block, kv = trained(tmp_path / "hidden", "hidden", **BLOCKS), trained(tmp_path / "kv", "kv", block=4)
+    for number, (engine, kind, source, family, words) in enumerate(
+        (
+            (
+                "sglang",
+                "prompt_lookup",
+                "",
+                "",
+                "the drafter prompt_lookup, which sglang does not run (it runs language",
+            ),
+            ("sglang", "reuse", block, "", "the drafter reuse (dflash), which sglang does not run"),
+            ("vllm", "reuse", kv, "", "the kv design has no DFlash layout"),
+            ("vllm", "checkpoint", "org/it", "dspark", "the drafter checkpoint (dspark), which vllm does not run"),
+        )
+    ):
+        folder = drafter_run(tmp_path / f"run{number}", run, kind, source, family)
+        costs = costs_of(tmp_path / "costs.json", engine, 0.001)
+        assert words in refusal("advise", folder, "-e", engine, "--costs", costs)
 
 
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> None:

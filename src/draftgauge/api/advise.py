@@ -35,6 +35,7 @@ from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_l
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
+    DFLASH,
     EAGLE3,
     FIXED,
     P_MIN,
@@ -55,7 +56,7 @@ from draftgauge.traces.trace import Trace
 Z95 = 1.96
 LOADED = frozenset({"fp32", "fp16", "bf16", "int8", "nf4"})  # what --compression makes of a checkpoint
 OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
-REUSE = "reuse"
+REUSE, CHECKPOINT = "reuse", "checkpoint"
 Row = dict[str, Any]
 COLUMNS = (
     *("engine", "setting", "speedup", "low", "high", "advised"),
@@ -143,7 +144,7 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
     path = request.costs or run / COSTS_NAME
-    eagle3 = _check_drafter(engine, run, manifest)
+    format_ = _checkpoint_format(engine, run, manifest)
     if request.costs is None:
         _check_loop(engine, run, manifest)
     curves = read_costs(path, engine.name)
@@ -166,12 +167,13 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
         options=recorded_with(manifest),
     )
     first = ""
-    if eagle3:
-        deployment = replace(deployment, drafter=EAGLE3, draft=f"{draft.rstrip('/')}-eagle3", proposer=False)
-        first = shlex.join(["draftgauge", "export", draft, "--out", deployment.draft])
+    if format_ is not None:
+        served = draft if manifest.drafter == CHECKPOINT else f"{draft.rstrip('/')}-{format_}"
+        deployment = replace(deployment, drafter=format_, draft=served, proposer=False)
+        first = "" if served == draft else shlex.join(["draftgauge", "export", draft, "--out", served])
     specs = request.policies or default_policies(run)
     own = expanded(read_policies(specs), trace.gamma_max)
-    in_proposer = drafted_by != BY_ENGINE and not eagle3  # the only place for policies in vLLM
+    in_proposer = drafted_by != BY_ENGINE and format_ is None  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
     return _Source(trace, curves, deployment, own, policies, first=first, command=manifest.command)
 
@@ -193,19 +195,28 @@ def recorded_with(manifest: Manifest) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _check_drafter(engine: Engine, run: Path, manifest: Manifest) -> bool:
-    """Whether the drafter runs there as an exported EAGLE-3 checkpoint; refuses one that the engine cannot run."""
-    if not engine.drafters or manifest.drafter in engine.drafters:
-        return False
-    if manifest.drafter == REUSE and EAGLE3 in engine.drafters and manifest.draft is not None:
-        from draftgauge.drafters.reuse.persistence import read_config
-        from draftgauge.exporting.eagle3 import check_exportable
+def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | None:
+    """The format in which the engine loads a drafter that reads the target, a trained one after its export; None of
+    other kinds. Refuses a drafter that the engine cannot run.
+    """
+    kind, draft = manifest.drafter, manifest.draft
+    if not engine.drafters or kind in engine.drafters:
+        return None
+    if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:
+        format_ = draft.family
+        if kind == REUSE:
+            from draftgauge.drafters.reuse.persistence import read_config
+            from draftgauge.exporting import dflash, eagle3
 
-        check_exportable(read_config(Path(manifest.draft.source)))
-        return True
-    runs = " and ".join(kind for kind in engine.drafters if kind != EAGLE3)
+            config = read_config(Path(draft.source))
+            format_, layout = (DFLASH, dflash) if config.block else (EAGLE3, eagle3)
+            layout.check_exportable(config)
+        if format_ in engine.drafters:
+            return format_
+        kind = f"{kind} ({format_})"
     raise DraftgaugeError(
-        f"{run} was recorded with the drafter {manifest.drafter}, which {engine.name} does not run (it runs {runs}): "
+        f"{run} was recorded with the drafter {kind}, which {engine.name} does not run (it runs "
+        f"{', '.join(engine.drafters)}): "
         "record a run with one of these, or serve a drafter of the engine's own and give its answers with --requests"
     )
 

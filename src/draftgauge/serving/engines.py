@@ -15,6 +15,7 @@ PLAIN = "plain"
 FIXED = "fixed:"
 P_MIN = "p-min:"
 LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH = "language_model", "prompt_lookup", "eagle3", "dflash"
+VLLM = (LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH)  # DFlash from vLLM 0.20 on
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
@@ -213,7 +214,7 @@ ENGINES = {
         Engine("transformers", loop=True, policies=True, p_min=False, drafters=(), flags=_transformers),
         Engine("gguf", loop=True, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_gguf),
         Engine("llama-server", loop=False, policies=False, p_min=True, drafters=(LANGUAGE_MODEL,), flags=_llama_server),
-        Engine("vllm", loop=False, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP, EAGLE3), flags=_vllm),
+        Engine("vllm", loop=False, policies=True, p_min=False, drafters=VLLM, flags=_vllm),
         Engine("sglang", loop=False, policies=False, p_min=False, drafters=(LANGUAGE_MODEL, EAGLE3), flags=_sglang),
     )
 }
