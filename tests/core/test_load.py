@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core import load
-from draftgauge.core.load import describe_load, machine_load, watched_load
+from draftgauge.core.load import busy_note, describe_load, machine_load, watched_load
 
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -32,3 +32,13 @@ def test_other_work_and_stolen_time_are_told_from_ones_own(tmp_path: Path, monke
     assert found is not None
     assert (found["steal"], found["other_cores"], found["seconds"]) == (0.15, 0.5, 10.0)
     assert "0.5 cores busy with other processes, 15.0% of the time stolen" in describe_load(found)
+
+
+def test_a_plan_on_a_busy_machine_says_how_much_longer_it_takes() -> None:
+    """Six others that want two cores: a thread gets two sevenths of one, two threads a quarter of both."""
+    busy = {"other_cores": 1.9, "cores": 2, "load_average": 6.0}
+    assert "other processes take 1.9 of 2 cores" in busy_note(busy)
+    assert busy_note(busy).endswith("expect up to 4.0 times as long.")
+    assert busy_note(busy, threads=1).endswith("expect up to 3.5 times as long.")
+    assert busy_note(busy | {"load_average": 0.4}, threads=1).endswith("expect up to 1.0 times as long.")
+    assert busy_note(busy | {"other_cores": 0.3}) == busy_note(None) == ""

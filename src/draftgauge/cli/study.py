@@ -6,6 +6,7 @@ from typing import Any
 
 from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
 from draftgauge.cli.console import IncompleteError, console, errors, progress, show_table
+from draftgauge.core.load import busy_note, machine_load
 
 POOLED = {
     "drafter": "drafter",
@@ -71,6 +72,8 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
         outcome = study_kvshot(request, progress=advance)
     if request.plan:
         show_table("Before anything starts", outcome.rows, PLAN)
+        if said := busy_note(machine_load()):
+            console.print(said, highlight=False)
         console.print(
             "Hours are of one job after the other. Answers and held-out texts, made once, come on top. Stop at any "
             "time: the folder keeps what is done."

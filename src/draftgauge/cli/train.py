@@ -8,7 +8,7 @@ from typing import Any
 
 from draftgauge.api.requests import TrainRequest
 from draftgauge.cli.console import console, errors, progress, show_table
-from draftgauge.core.load import machine_load
+from draftgauge.core.load import busy_note, machine_load
 from draftgauge.core.printable import speed
 
 PLAN_COLUMNS = {
@@ -22,7 +22,6 @@ PLAN_COLUMNS = {
     "device": "device",
     "devices": "devices",
 }
-BUSY = 0.2  # share of the cores that other processes take, from where on it is said
 COLUMNS = {
     "design": "design",
     "parameters": "parameters",
@@ -46,13 +45,8 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
         rows = run(request, progress=advance, report=_show)
     if request.plan:
         show_table("Before anything starts", rows, PLAN_COLUMNS)
-        load = machine_load()
-        if load is not None and load["other_cores"] > BUSY * load["cores"]:
-            console.print(
-                f"The machine is busy: other processes take {load['other_cores']:.1f} of {load['cores']} cores. The "
-                "times are those of a quiet machine.",
-                highlight=False,
-            )
+        if said := busy_note(machine_load(), request.training.threads):
+            console.print(said, highlight=False)
         return rows
     show_table("Trained", rows, COLUMNS)
     out = quote(str(request.out))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _STAT = Path("/proc/stat")
+BUSY = 0.2  # share of the cores that other processes take, from where on it is said
 
 
 class _Snapshot(NamedTuple):
@@ -72,6 +73,19 @@ def describe_load(load: Mapping[str, Any] | None) -> str:
         f"Machine while this ran: load average {load['load_average']:.1f} on {load['cores']} cores, "
         f"{load['other_cores']:.1f} cores busy with other processes, "
         f"{load['steal']:.1%} of the time stolen{'.' if quiet else ': the speeds are those of a busy machine.'}"
+    )
+
+
+def busy_note(load: Mapping[str, Any] | None, threads: int | None = None) -> str:
+    """How much longer than on a quiet machine so many threads (by default one a core) take while others run as in the
+    last minute; empty where little else runs.
+    """
+    if load is None or load["other_cores"] < BUSY * load["cores"]:
+        return ""
+    longer = max(1.0, load["load_average"] / load["cores"] + min(1.0, (threads or load["cores"]) / load["cores"]))
+    return (
+        f"The machine is busy: other processes take {load['other_cores']:.1f} of {load['cores']} cores. The times are "
+        f"those of a quiet machine: expect up to {longer:.1f} times as long."
     )
 
 

@@ -128,7 +128,7 @@ def estimate_for(
     body = sum(p.numel() for p in target.parameters()) - _embedding(target)
     memory = _memory(request, drafter, target, trained, device, sizes)
     dtype = autocast_dtype(device) if request.precision != "fp32" else None
-    gflops = probe(device, dtype)
+    gflops = probe(device, dtype, request.threads or torch.get_num_threads())
     efficiency = EFFICIENCY.get((device.type, dtype is not None), EFFICIENCY_ELSEWHERE)
     work, devices = operations(request, drafter, trained, body, sizes), world_here().size
     seconds = work / (gflops * 1e9 * efficiency * devices)
@@ -174,12 +174,12 @@ def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target
 
 
 @cache
-def probe(device: torch.device, dtype: torch.dtype | None) -> float:
+def probe(device: torch.device, dtype: torch.dtype | None, threads: int) -> float:
     """The speed of a multiplication of matrices on a device, in 1e9 operations a second.
 
     On a CPU it is one thread's in processor time, times the threads: what other processes take leaves it as it is.
     """
-    on_cpu, threads = device.type == "cpu", torch.get_num_threads()
+    on_cpu, usual = device.type == "cpu", torch.get_num_threads()
     clock, size = (time.thread_time, 512) if on_cpu else (time.perf_counter, 8192)
     a = torch.ones(size, size, dtype=dtype or torch.float32, device=device)
     best, deadline = float("inf"), time.perf_counter() + PROBE_SECONDS
@@ -191,7 +191,7 @@ def probe(device: torch.device, dtype: torch.dtype | None) -> float:
             (a @ a)[0, 0].item()
             best = min(best, clock() - start)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(usual)
     return 2 * size**3 / best / 1e9 * (threads if on_cpu else 1)
 
 
