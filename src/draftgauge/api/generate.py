@@ -20,7 +20,7 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation, Origin
-from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import IncrementalDecoder, vocabulary_digest
@@ -81,6 +81,7 @@ def generate(
         request.output.max_new_tokens, sampling, pair.end_tokens, request.stop, pair.tokenizer.decode
     )
     tokens = _encode(pair, request)
+    check_request(pair.target.spec, tokens, settings, generator)  # before costs are measured
     stream = TokenStream(pair, on_text) if on_text is not None else None
     if plain:
         result = plain_decode(pair.target, tokens, settings, generator, stream)
