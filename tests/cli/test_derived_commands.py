@@ -15,43 +15,35 @@ from draftgauge.api import requests
 from draftgauge.core.settings import settings_of
 
 REQUESTS = {name: value for name, value in vars(requests).items() if name.endswith("Request")}
-VERBS = {
-    "demo": "DemoRequest",
-    "profile": "ProfileRequest",
-    "rank": "RankRequest",
-    "doctor": "DoctorRequest",
-    "fit": "FitRequest",
-    "replay": "ReplayRequest",
-    "bench": "BenchRequest",
-    "bench-servers": "BenchServersRequest",
-    "advise": "AdviseRequest",
-    "generate": "GenerateRequest",
-    "report": "ReportRequest",
-    "train": "TrainRequest",
-    "evaluate": "EvaluateRequest",
-    "diagnose": "DiagnoseRequest",
-    "export": "ExportRequest",
-    "datastore build": "DatastoreBuildRequest",
-    "study kvshot": "StudyKvshotRequest",
-    "study speckv": "StudySpeckvRequest",
-}
+VERBS = (
+    *("demo", "profile", "rank", "doctor", "fit", "replay", "bench", "bench-servers", "advise", "generate", "report"),
+    *("train", "evaluate", "diagnose", "export", "datastore build", "study kvshot", "study speckv"),
+)
+
+
+def request_of(verb: str) -> str:
+    return verb.title().replace("-", "").replace(" ", "") + "Request"
 
 
 def test_every_request_has_a_verb_and_every_setting_a_help_text() -> None:
-    assert sorted(VERBS.values()) == sorted(REQUESTS)
+    assert sorted(map(request_of, VERBS)) == sorted(REQUESTS)
     for name, request in REQUESTS.items():
         for entry in settings_of(request):
             assert entry.help.endswith("."), (name, entry.name)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_every_setting(verb: str) -> None:
+def test_help_shows_every_setting_and_values_as_they_are_typed(verb: str) -> None:
     result = succeeds(*verb.split(), "--help")
     assert result.stdout.count("\n") <= 60 or verb in ("profile", "train")
     shown = result.stdout.split()
-    for entry in settings_of(REQUESTS[VERBS[verb]]):
+    settings = settings_of(REQUESTS[request_of(verb)])
+    for entry in settings:
         assert (entry.name.upper() if entry.positional else entry.option) in shown, entry.name
-    assert shown.count("on]") == sum(entry.default is True for entry in settings_of(REQUESTS[VERBS[verb]]))
+    assert shown.count("on]") == sum(entry.default is True for entry in settings)
+    words = " ".join(result.stdout.replace("│", " ").split())
+    for wrong in ("[default: ]", "Cpu", "Kl ", "Eagle3", "'EAGLE3'", "'TRAIN'", "`"):
+        assert wrong not in words, wrong
 
 
 @pytest.mark.parametrize(
