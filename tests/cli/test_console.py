@@ -12,14 +12,7 @@ import pytest
 from rich.console import Console
 
 from draftgauge.cli import advise, bench, console, evaluate, profile, rank
-from draftgauge.cli.console import (
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    Output,
-    friendly_errors,
-    friendly_warnings,
-    show_table,
-)
+from draftgauge.cli.console import EXIT_INTERRUPTED, EXIT_USAGE, Output, friendly_errors, friendly_warnings, show_table
 from draftgauge.core.provenance import read_measurement
 
 ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "mat": 2.5, "low": 2.25, "high": 2.75, "prompts": 12}

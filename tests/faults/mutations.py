@@ -68,12 +68,4 @@ def _in_json(rng: np.random.Generator, content: bytes, change: Callable[[Any, An
     return json.dumps(document).encode()
 
 
-MUTATIONS: tuple[Mutation, ...] = (
-    flip_bit,
-    truncate,
-    zero_block,
-    double_block,
-    lose_key,
-    change_value,
-    nest,
-)
+MUTATIONS: tuple[Mutation, ...] = (flip_bit, truncate, zero_block, double_block, lose_key, change_value, nest)

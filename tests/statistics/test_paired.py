@@ -114,9 +114,6 @@ def test_holm_on_a_case_worked_by_hand() -> None:
 
 
 def test_a_single_prompt_has_no_interval() -> None:
-    for found, estimate in (
-        (ratio_interval([6.0], [2.0]), 3.0),
-        (paired_gain([6.0], [2.0], [6.0], [3.0]), 0.5),
-    ):
+    for found, estimate in ((ratio_interval([6.0], [2.0]), 3.0), (paired_gain([6.0], [2.0], [6.0], [3.0]), 0.5)):
         assert found.estimate == pytest.approx(estimate)
         assert np.isnan(found[1:]).all()

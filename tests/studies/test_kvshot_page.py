@@ -11,10 +11,7 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import read_measurement, write_measurement
-from draftgauge.studies.kvshot.page import (
-    render_kvshot,
-    write_kvshot_report,
-)
+from draftgauge.studies.kvshot.page import render_kvshot, write_kvshot_report
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, at_equal_width
 from draftgauge.studies.kvshot.results import study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Trial, Tuned

@@ -113,8 +113,7 @@ def test_a_damaged_shard_is_named_removed_and_recorded_again(tmp_path: Path, dam
         content[100] ^= 0xFF
     path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "flipped": content}[damage])
     with pytest.raises(
-        TraceError,
-        match=r"positions-00001\.parquet is truncated or damaged.*run `draftgauge profile --out here` again",
+        TraceError, match=r"positions-00001\.parquet is truncated or damaged.*run `draftgauge profile --out here` again"
     ):
         read_trace(tmp_path)
     (warning,) = record_run(tmp_path)
