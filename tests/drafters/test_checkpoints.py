@@ -176,7 +176,7 @@ def test_drafts_from_all_positions_are_those_of_each(layout: str) -> None:
     end_tokens = frozenset({7, 11})
     drafter = drafter_of(FIXTURES / layout, target, end_tokens=end_tokens)
     assert isinstance(drafter, DraftsEverywhere)
-    for prompt in (tokens(9, vocabulary=48).tolist(), [5]):
+    for prompt in (tokens(9, vocabulary=48).tolist(), [12]):  # without near-ties, which rounding would decide
         output = plain_decode(target, prompt, DecodingSettings(48 - len(prompt))).tokens
         together = draft_everywhere(drafter, prompt, output, 6, 48)
         singly = draft_position_by_position(drafter, prompt, output, 6)
