@@ -34,6 +34,7 @@ class Verdict:
         prompts: how many this stands on; of a server's counters how many drafts, as ``unit`` says.
         doubt: why the costs are not to be trusted; empty if they are.
         command: that recorded the run, or decoded.
+        text_only: whether the setting takes no token of the draft model.
     """
 
     setting: str
@@ -46,6 +47,7 @@ class Verdict:
     command: str = ""
     unit: str = "prompts"
     live: bool = False
+    text_only: bool = False
 
     @property
     def speculate(self) -> bool:
@@ -75,6 +77,8 @@ class Verdict:
         figure = f"{self.speedup:.2f}x plain decoding{interval}, {how} on {self.prompts} {self.unit}"
         if self.speculate:
             known = f"Draft with {self.setting}: {figure}."
+            if self.text_only:
+                known += " All that it proposes is looked up in the text; the draft model is not used."
         elif self.drafting:
             known = f"Do not draft: the fastest policy, {self.drafting}, reaches {figure}."
         else:
@@ -111,6 +115,7 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
         chosen.get("cost_doubt") or "",
         command,
         live=live,
+        text_only=bool(chosen.get("appended_per_step")) and not chosen.get("drafted_per_step"),
     )
 
 

@@ -76,6 +76,8 @@ def advise_settings(
             "recommended": it.setting == chosen,
             "prompts": len(trace.prompts),
             "cost_doubt": costs.doubt(),
+            "drafted_per_step": it.drafted_per_step,
+            "appended_per_step": float(replays[it.setting].appended.mean()),
         }
         for it in outcomes
     ]
