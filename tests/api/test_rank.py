@@ -101,6 +101,7 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
         ["--compression", "int7"],
         ["../x/lookup", "x/lookup"],  # whose folders would be the same
         ["."],
+        ["--out", str(out / "lookup")],  # a run itself
     ):
         refusal("rank", "lookup", *common, "--out", str(tmp_path / "wrong"), *wrong)
 

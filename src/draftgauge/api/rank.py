@@ -30,7 +30,7 @@ from draftgauge.replaying.ranking import on_one_target, rank_rows
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.engine_costs import read_costs
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 
@@ -99,6 +99,8 @@ def _live(request: RankRequest, row: Mapping[str, Any], progress: Progress) -> d
 
 
 def _run_folders(request: RankRequest) -> dict[str, Path]:
+    if (request.out / MANIFEST_NAME).is_file():
+        raise TraceError(f"{request.out} holds the run of one drafter, not of several: choose another folder")
     names = {drafter: re.sub(r"[^\w.-]+", "-", drafter).strip("-.") for drafter in request.drafters}
     if len({"", *names.values()}) <= len(names):
         raise DraftgaugeError(f"{', '.join(names)} have no folders of their own in {request.out}: give full paths")
@@ -155,10 +157,8 @@ def _record(
 def _answers(trace: Trace) -> dict[AskedPrompt, Answer]:
     ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
     return {
-        (prompt.index, prompt.prompt_token): Answer(
-            trace.token[a:b].tolist(), "stop" if prompt.finish == "stop" else "length"
-        )
-        for prompt, a, b in ends
+        (p.index, p.prompt_token): Answer(trace.token[a:b].tolist(), "stop" if p.finish == "stop" else "length")
+        for p, a, b in ends
     }
 
 
