@@ -279,6 +279,28 @@ def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {len(sizes[0])} | {' | '.join(cells)} |"
 
 
+def trained_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Drafters of a published model from the fastest: their training, acceptance, and speed modelled and live."""
+    names = ("positions", "minutes", "accepted at depth 1, 2, ...", "setting", "tokens a step", "x plain", "live")
+    yield f"| drafter | {' | '.join(names)} |"
+    yield f"|---|---:|---:|---|---|{'---:|' * 3}"
+    trained = {row["trained"]: row for row in rows if "trained" in row}
+    for row in matching(rows, {"task": "all", "context": None}):
+        name = row["drafter"].rpartition("/")[2]
+        own = trained.get(name)
+        depths = [f"{row[f'alpha_{depth}']:.2f}" for depth in range(1, 6) if f"alpha_{depth}" in row]
+        live = "{live_ratio:.2f}x [{live_ratio_low:.2f}, {live_ratio_high:.2f}]".format(**row) if depths else ""
+        cells = [
+            *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else ("", "")),
+            " ".join(depths),
+            f"`{row['setting']}`",
+            f"{row['tokens_per_step']:.2f}",
+            f"{row['ratio_to_plain']:.2f}",
+            live,
+        ]
+        yield f"| `{name}` | {' | '.join(cells)} |"
+
+
 def _drafter(row: Row) -> str:
     """A drafter of the study, in words."""
     design = "control" if row["design"] == "none" else row["design"]  # its name in earlier rows
@@ -320,6 +342,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "recipes": ("kvshot-block.json", recipes_table),
     "gradients": ("kvshot-block.json", gradients_table),
     "learning curve": ("kvshot-block.json", curve_table),
+    "trained": ("trained-smollm2.json", trained_table),
     "widths": ("kvshot-width.json", rows_table),
 }
 
