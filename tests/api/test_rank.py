@@ -99,6 +99,8 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
         ["--target", str(tmp_path / "none")],
         ["--prompts", str(tmp_path / "none.jsonl")],
         ["--compression", "int7"],
+        ["--engine", "nope"],
+        ["--device", "nope"],
         ["../x/lookup", "x/lookup"],  # whose folders would be the same
         ["."],
         ["--out", str(out / "lookup")],  # a run itself

@@ -20,9 +20,9 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import drafter_kind, drafter_kinds
-from draftgauge.models.device import release_unused
+from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
-from draftgauge.models.loading import load_tokenizer
+from draftgauge.models.loading import check_engine, load_tokenizer
 from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.registry import NO_DRAFT
 from draftgauge.replaying.evaluate import ALL_TASKS
@@ -58,6 +58,8 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     choose_prompts(request.prompts)  # what no drafter could use is refused before any is tried
     load_tokenizer(request.loading.tokenizer or request.target or REFERENCE, request.loading.trust_remote_code)
     labelled(PairSpec(target=request.target or REFERENCE, compression=(request.compression,)))
+    check_engine(request.loading.engine)
+    choose_device(request.machine.device)
     require_writable(request.out)
     runs: dict[str, Path] = {}
     failed: dict[str, str] = {}

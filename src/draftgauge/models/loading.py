@@ -77,7 +77,7 @@ def load_model(
         engine: ``auto`` for the first that can: static on a GPU, lean elsewhere, modules; of a GGUF file ``gguf``.
         device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name.
     """
-    _check_engine(engine)
+    check_engine(engine)
     if is_gguf(source):
         return _load_gguf(Path(source), compression, device, engine)
     if engine in GGUF_ENGINES:
@@ -212,7 +212,7 @@ def _load_gguf(path: Path, compression: str, device: str | torch.device | None, 
 
 
 def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
-    _check_engine(engine)
+    check_engine(engine)
     if engine == "auto":
         engine = _choose_engine(model)
     engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
@@ -264,7 +264,7 @@ def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _check_engine(engine: str) -> None:
+def check_engine(engine: str) -> None:
     if engine not in ENGINES:
         raise DraftgaugeError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
 
