@@ -43,9 +43,9 @@ TRAINING = {
     "depths": 5,
     "length": 360,
     "batch": 4,
-    "steps": 300,
-    "checkpoint_every": 75,
-    "log_every": 20,
+    "steps": 200,
+    "checkpoint_every": 50,
+    "log_every": 10,
 }
 KEPT = ("parameters", "steps", "tokens", "seconds", "loss")
 THINGS = ("apples", "books", "tickets", "stamps", "bottles", "pencils", "stones", "cards", "chairs", "letters")
@@ -58,7 +58,8 @@ def main() -> None:
     parser.add_argument("target", help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--prompts", type=Path, required=True, help="folder of the four prompt files")
     parser.add_argument("--out", type=Path, required=True, help="folder for answers, drafters and runs")
-    parser.add_argument("--live", type=int, default=12, help="prompts to decode live")
+    parser.add_argument("--per-task", type=int, default=8, help="prompts of each task to judge on")
+    parser.add_argument("--live", type=int, default=8, help="of them, prompts to decode live")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     prompts, out = args.out / "prompts.jsonl", args.out / "drafters"
@@ -75,9 +76,11 @@ def main() -> None:
         out=args.out / "rank",
         prompts=drawn_prompts(args.prompts, args.out / "judged-on.jsonl"),
         split=TEST,
+        per_task=args.per_task,
         max_new_tokens=96,
         gamma_max=TRAINING["depths"],
         cost_seconds=30,
+        measure=True,
         live=args.live,
         progress=show_progress,
     )
