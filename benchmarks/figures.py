@@ -279,6 +279,23 @@ def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {len(sizes[0])} | {' | '.join(cells)} |"
 
 
+def limits_table(rows: Sequence[Row]) -> Iterator[str]:
+    """How far a drafter's attention is from the target's at the first and the last depth, in the first layer that it
+    reads, and how many directions its projections use."""
+    names = ("KL at depth 0 (of uniform attention)", "at depth 6", "effective rank of queries", "keys", "values")
+    yield f"| design | trained | {' | '.join(names)} |"
+    yield f"|---|---|{'---:|' * len(names)}"
+    found = [row for row in rows if "effective_rank" in row]
+    for design, remedy in dict.fromkeys((row["design"], row.get("remedy")) for row in found):
+        own = {"design": design, "remedy": remedy}
+        queries = [row for row in matching(rows, own) if "query_kl" in row]
+        layer = min((row["target_layer"] for row in queries), default=None)
+        at = {row["depth"]: row for row in queries if row["target_layer"] == layer}
+        cells = [f"{at[d]['query_kl']:.2f} ({at[d]['uniform_kl']:.2f})" if at else "" for d in (0, 6)]
+        cells += [f"{row['effective_rank']:.0f} of {row['full_rank']:.0f}" for row in matching(found, own)]
+        yield f"| `{design}` | {RECIPE_NAMES['block' if remedy else 'ttt']} | {' | '.join(cells)} |"
+
+
 def trained_table(rows: Sequence[Row]) -> Iterator[str]:
     """Drafters of a published model from the fastest: their training, acceptance, and speed modelled and live."""
     names = ("positions", "minutes", "accepted at depth 1, 2, ...", "setting", "tokens a step", "x plain", "live")
@@ -288,7 +305,8 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
     for row in matching(rows, {"task": "all", "context": None}):
         name = row["drafter"].rpartition("/")[2]
         own = trained.get(name)
-        depths = [f"{row[f'alpha_{depth}']:.2f}" for depth in range(1, 6) if f"alpha_{depth}" in row]
+        rates = [row.get(f"alpha_{depth}") for depth in range(1, 6)]
+        depths = [f"{rate:.2f}" for rate in rates if rate is not None]
         live = "{live_ratio:.2f}x [{live_ratio_low:.2f}, {live_ratio_high:.2f}]".format(**row) if depths else ""
         cells = [
             *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else ("", "")),
@@ -341,6 +359,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "rows": ("kvshot-full.json", rows_table),
     "recipes": ("kvshot-block.json", recipes_table),
     "gradients": ("kvshot-block.json", gradients_table),
+    "limits": ("kvshot-block.json", limits_table),
     "learning curve": ("kvshot-block.json", curve_table),
     "trained": ("trained-smollm2.json", trained_table),
     "widths": ("kvshot-width.json", rows_table),
