@@ -116,7 +116,7 @@ def test_generate_looks_in_it_and_adds_to_it(pair: Pair, tmp_path: Path) -> None
     with pytest.raises(DraftgaugeError, match="plain decoding"):
         package.generate(pair, prompts[0], policy="plain", datastore=path)
     with pytest.raises(DraftgaugeError, match="looks tokens up"):
-        package.generate(pair, prompts[0], policy="fixed:2", datastore=path)
+        package.generate(pair, prompts[0], policy="fixed:2", max_new_tokens=24, datastore=path)
 
 
 def test_generate_refuses_a_datastore_of_another_tokenizer(run: Path, pair: Pair, tmp_path: Path) -> None:
