@@ -298,9 +298,19 @@ def limits_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def trained_table(rows: Sequence[Row]) -> Iterator[str]:
     """Drafters of a published model from the fastest: their training, acceptance, and speed modelled and live."""
-    names = ("positions", "minutes", "accepted at depth 1, 2, ...", "setting", "tokens a step", "x plain", "live")
+    names = (
+        "positions",
+        "minutes",
+        "accepted at depth 1, 2, ...",
+        "alone",
+        "setting",
+        "tokens a step",
+        "x plain",
+        "live",
+    )
     yield f"| drafter | {' | '.join(names)} |"
-    yield f"|---|---:|---:|---|---|{'---:|' * 3}"
+    yield f"|---|---:|---:|---|---:|---|{'---:|' * 3}"
+    alone = {row["alone"]: f"{row['ratio_to_plain']:.2f}" for row in rows if "alone" in row}
     trained = {row["trained"]: row for row in rows if "trained" in row}
     for row in matching(rows, {"task": "all", "context": None}):
         name = row["drafter"].rpartition("/")[2]
@@ -311,6 +321,7 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
         cells = [
             *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else ("", "")),
             " ".join(depths),
+            alone[name] if own else "",
             f"`{row['setting']}`",
             f"{row['tokens_per_step']:.2f}",
             f"{row['ratio_to_plain']:.2f}",

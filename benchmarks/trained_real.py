@@ -19,11 +19,13 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 from common import RESULTS, save, show_progress
 from real_pair import drawn_prompts
 
 from draftgauge.api.rank import rank
+from draftgauge.api.replay import replay
 from draftgauge.api.train import train
 from draftgauge.core.prompts import TEST
 
@@ -48,6 +50,8 @@ TRAINING = {
     "log_every": 10,
 }
 KEPT = ("parameters", "steps", "tokens", "seconds", "loss")
+RULE = "cumulative-confidence"
+KEPT_ALONE = ("policy", "prompts", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high", "distinct_4grams")
 THINGS = ("apples", "books", "tickets", "stamps", "bottles", "pencils", "stones", "cards", "chairs", "letters")
 PEOPLE = ("Ada", "Bela", "Carla", "Deniz", "Emil", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 
@@ -84,7 +88,16 @@ def main() -> None:
         live=args.live,
         progress=show_progress,
     )
-    save(RESULTS, "trained-smollm2.json", [*trained, *ranked])
+    save(RESULTS, "trained-smollm2.json", [*trained, *ranked, *alone(args.out / "rank")])
+
+
+def alone(runs: Path) -> list[dict[str, Any]]:
+    """Every drafter without a second source, by a rule of confidence, at the costs of its own run."""
+    rows = []
+    for run in sorted(path.parent for path in runs.glob("*/manifest.json")):
+        (row,) = (each for each in replay(run, policies=(RULE,)) if (each["policy"], each["task"]) == (RULE, "all"))
+        rows.append({"alone": run.name.removeprefix("drafters-")} | {key: row[key] for key in KEPT_ALONE})
+    return rows
 
 
 def write_prompts(path: Path) -> None:

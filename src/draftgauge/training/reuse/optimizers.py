@@ -56,7 +56,10 @@ class Muon(torch.optim.Optimizer):
             for matrix in group["params"]:
                 if matrix.grad is None:
                     continue
-                momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+                state = self.state[matrix]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix)
+                momentum = state["momentum_buffer"]
                 momentum.lerp_(matrix.grad, 1 - MOMENTUM)
                 update = orthogonal(matrix.grad.lerp(momentum, MOMENTUM))
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
