@@ -32,6 +32,7 @@ from synthetic import sampled_trace, synthetic_trace
 from tiny import save_tiny
 
 FIXTURE = Path(__file__).parents[1] / "drafters" / "checkpoints" / "eagle3-sglang"
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "real" / "runs" / "bf16"
 BUNDLED: dict[str, Any] = {"per_task": 1, "max_new_tokens": 32, "gamma_max": 4, "cost_seconds": 0}
 COSTLY = {"busy-machine", "draft-cost", "verify-cost"}  # the machine's, which tests share
 TRACE, COSTS = synthetic_trace(1, 24, 60, 6), curve(0.1)
@@ -155,6 +156,13 @@ def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
     rows = dg.doctor(**options, drafter=str(drafter))
     assert set(faults(rows)) - COSTLY == {"layers-read"}
     assert any("target_layer_ids [1, 2, 3]" in (row["evidence"] or "") for row in rows)
+
+
+def test_a_run_of_models_that_are_elsewhere_is_judged_without_fetching_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftgauge.api.doctor.load_tokenizer", lambda *_, **__: pytest.fail("asked the hub"))
+    rows = dg.doctor(PUBLISHED)
+    assert faults(rows) == []
+    assert {"tokenizer", "made-for"} <= {row["check"] for row in rows if row["status"] == "unknown"}
 
 
 def test_an_engine_is_judged_by_its_page_its_saved_page_or_its_answers(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from draftgauge.drafters.reuse.persistence import is_drafter, read_description, 
 from draftgauge.drafters.source import drafter_kind
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
-from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.fingerprint import files_of, fingerprint
 from draftgauge.models.gguf_library import is_gguf
 from draftgauge.models.loading import load_tokenizer, quantisation_method
 from draftgauge.models.tap_plan import TapPlan
@@ -79,6 +79,8 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
     spec = replace(spec, loading=replace(spec.loading, tokenizer=manifest.tokenizer or spec.loading.tokenizer))
     if of_files is None:
         try:
+            for source in filter(None, (spec.target, spec.draft)):
+                files_of(source)  # nothing is fetched for a run whose models are not here
             of_files = _of_files(spec, manifest.target.source, *drafter_of(spec))
         except DraftgaugeError:  # models that are no longer there
             of_files = Evidence(manifest.target.source, manifest.drafter)

@@ -54,14 +54,14 @@ def _pieces(model: str | Path | PreTrainedModel, texts: bool) -> Iterator[tuple[
         return _tensors(model)
     if is_gguf(model) and Path(model).is_file():
         return iter([("gguf", *_sized(Path(model)))])
-    return _files(_folder(model), texts)
+    return _files(files_of(model), texts)
 
 
 def weight_bytes_of(source: str | Path) -> int:
     """Bytes of the files of a model's or drafter's weights."""
-    if Path(source).is_file():
-        return Path(source).stat().st_size
-    folder = _folder(source)
+    folder = files_of(source)
+    if folder.is_file():
+        return folder.stat().st_size
     weights = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
     return sum(path.stat().st_size for path in weights)
 
@@ -85,10 +85,11 @@ def _places(size: int) -> Iterator[tuple[int, int]]:
     yield max(0, size - EDGE), EDGE
 
 
-def _folder(source: str | Path) -> Path:
-    if not Path(source).is_dir():
+def files_of(source: str | Path) -> Path:
+    """The folder of a model that is on this machine, or its GGUF file; of a hub id, the one in the hub's cache."""
+    if not Path(source).exists():
         source = model_folder(source)
-    if Path(source).is_dir():
+    if Path(source).exists():
         return Path(source)
     try:
         return Path(cached_file(str(source), "config.json", local_files_only=True)).parent

@@ -149,10 +149,9 @@ class CostCurve:
         return ""
 
     def cost_ratio(self) -> float:
+        """Drafting a token over verifying one: the longest draft's seconds, shared by its tokens."""
         row = len(self.contexts) // 2
-        lengths, seconds = np.arange(1, self.gamma_max + 1), self.draft[row][1:]
-        per_token = float(np.polyfit(lengths, seconds, 1)[0]) if self.gamma_max > 1 else seconds[0]
-        return max(0.0, per_token) / self.verify[row][0]
+        return self.draft[row][-1] / self.gamma_max / self.verify[row][0]
 
     def of_batches(self, largest: int = 1) -> BatchCosts:
         """The costs of passes over up to ``largest`` requests together."""
