@@ -18,6 +18,8 @@ from draftgauge.studies.kvshot.run import choose_configs
 from draftgauge.studies.kvshot.verdicts import PREDICTIONS, WIDE_PREDICTIONS
 from draftgauge.training.reuse.request import TrainingSpec
 from kvshot_results import cells, write_result
+from small_trainings import small_training
+from tiny import save_tiny
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -91,6 +93,17 @@ def test_the_plan_counts_what_is_left_and_goes_by_what_cells_took(tmp_path: Path
     later = {row["stage"]: row for row in plan_study(study, folder)}
     assert (later["cells"]["runs"], later["cells"]["left"]) == (16, 13)
     assert 13 / 4 < later["cells"]["hours_left"] < 13 * 4  # about an hour each, by their own sizes
+    pace = [later[stage]["hours"] / rows[stage]["hours"] for stage in ("tuning", "cells")]
+    assert pace[0] == pytest.approx(pace[1])
+
+
+def test_the_plan_of_all_prompts_of_another_target(tmp_path: Path) -> None:
+    prompts = small_training(tmp_path).prompts
+    target = save_tiny(tmp_path / "wide", num_hidden_layers=4, vocab_size=9000, intermediate_size=8192)
+    outcome = study_kvshot(
+        preset="block", target=str(target), prompts=prompts, device="cpu", plan=True, out=tmp_path / "study"
+    )
+    assert [row["runs"] for row in outcome.rows] == [9 * 8, 9 * 2, 90]
 
 
 @pytest.mark.parametrize(("name", "settings"), REMEDIES.items())

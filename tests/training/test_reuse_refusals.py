@@ -144,6 +144,9 @@ def test_too_little_disk_and_the_cache_of_another_run(
     train_drafter(request, tmp_path / "first")
     with pytest.raises(DraftgaugeError, match="other length"):
         train_drafter(replace(request, length=32), tmp_path / "second")
+    kept = sum(path.stat().st_size for path in request.cache.glob("*.safetensors")) / 1e9
+    for design in ("hidden", "control"):  # a cache serves every design, whichever fills it
+        assert plan(replace(request, reuse=design))[0]["disk_features"] == pytest.approx(kept, rel=0.05)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(features.shutil, "disk_usage", lambda path: usage(10**9, 0, 10))
     with pytest.raises(DraftgaugeError, match="to spare"):
@@ -190,15 +193,18 @@ def test_the_plan_of_a_small_run_is_near_what_it_takes(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_plan_of_an_8b_target_needs_its_configuration_only(base: TrainingSpec, tmp_path: Path) -> None:
+def test_a_plan_counts_the_prompts_where_there_are_no_answers_yet(base: TrainingSpec) -> None:
+    asked = replace(base, answers=None)
+    for questions, count in ((None, 6), (3000, 6), (4, 4)):
+        assert plan(replace(asked, questions=questions))[0]["conversations"] == count
+    with pytest.raises(DraftgaugeError, match="number of prompts is not known"):
+        plan(replace(asked, questions=None, prompts=None))
+
+
+def test_the_plan_of_an_8b_target_needs_its_configuration_only(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     request = TrainingSpec(
-        target=str(tmp_path),
-        prompts=base.prompts,
-        reuse="hidden",
-        questions=70_000,
-        length=2048,
-        cache=tmp_path / "cache",
+        target=str(tmp_path), reuse="hidden", questions=70_000, length=2048, cache=tmp_path / "cache"
     )
     row = plan(request)[0]
     assert row["target_parameters"] == pytest.approx(8.19e9, rel=0.01)

@@ -34,6 +34,7 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
         for seed in study.seeds_of(variant)
     }
     paces = [KEPT.read(path)["seconds"] / estimate for path, estimate in cells.items() if path.exists()]
+    pace = median(paces) if paces else 1.0
     rows = []
     if study.tuning is not None:
         trials = {
@@ -42,8 +43,8 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
             * next(seconds[variant] for variant in study.variants if variant.tuned_as == one)
             for one in distinct(study.variants)
         }
-        rows.append(_row("tuning", trials, study.tuning.steps, 1.0, TRIALS))
-    rows.append(_row("cells", cells, study.request.steps, median(paces) if paces else 1.0, 1))
+        rows.append(_row("tuning", trials, study.tuning.steps, pace, TRIALS))
+    rows.append(_row("cells", cells, study.request.steps, pace, 1))
     total = {key: sum(row[key] for row in rows) for key in ("runs", "left", "hours", "hours_left")}
     return [*rows, {"stage": "all", "steps": None} | total]
 

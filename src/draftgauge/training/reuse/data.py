@@ -56,6 +56,8 @@ def is_reference(target: str) -> bool:
 
 
 def question_count(request: TrainingSpec) -> int:
+    if request.prompts is not None:
+        return len(for_training(read_prompts(request.prompts))[: request.questions])
     return len(bundled_questions()[: request.questions])
 
 

@@ -20,14 +20,13 @@ from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.models.compression import activation_dtype, on_meta, weight_bytes
 from draftgauge.models.device import choose_device
-from draftgauge.models.taps import TapPlan
 from draftgauge.training.optimise import autocast_dtype
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
-from draftgauge.training.reuse.data import existing_answers, is_reference
+from draftgauge.training.reuse.data import existing_answers, is_reference, question_count
 from draftgauge.training.reuse.features import MANIFEST, check_disk, token_bytes
 from draftgauge.training.reuse.loss import CHUNK_ELEMENTS
-from draftgauge.training.reuse.prepare import check, drafter_config, known_fingerprint, target_config
+from draftgauge.training.reuse.prepare import cached_layers, check, drafter_config, known_fingerprint, target_config
 from draftgauge.training.reuse.request import MUON, TrainingSpec
 from draftgauge.training.world import world_here
 
@@ -133,8 +132,8 @@ def estimate_for(
     work, devices = operations(request, drafter, trained, body, sizes), world_here().size
     seconds = work / (gflops * 1e9 * efficiency * devices)
     disk_answers = JSON_BYTES * sizes.total / 1e9
-    plan = TapPlan(drafter.hidden_layers or drafter.kv_layers, drafter.kv_layers or drafter.hidden_layers)
-    disk_features = sizes.total * token_bytes(config, plan) / 1e9 if request.cache is not None else 0.0
+    of_token = token_bytes(config, cached_layers(config, request)) if request.cache is not None else 0
+    disk_features = sizes.total * of_token / 1e9
     # While a new checkpoint is written the old one stays; and the drafter itself.
     disk_checkpoints = (3 * FLOAT_BYTES * trained + 2 * _moments(request, drafter, trained)) / 1e9
     return Estimate(
@@ -210,12 +209,12 @@ def _sizes(request: TrainingSpec, length: int, answers: Sequence[Conversation] |
         tokens, rows, anchors = (round(sum(column) / len(sizes)) for column in zip(*sizes, strict=True))
         longest_tokens, longest_rows, _ = max(sizes)
         return Sizes(len(kept), sum(len(c.tokens) for c in kept), tokens, rows, anchors, longest_tokens, longest_rows)
-    count = request.questions
+    bundled, count = is_reference(request.target), request.questions
+    if bundled or request.prompts is not None:
+        count = question_count(request)
     if count is None:
-        raise DraftgaugeError("the number of questions is not known: give it (--questions), or name a file of answers")
-    prompt, answer = (
-        GENERATED_LENGTHS if is_reference(request.target) else (length // 2, min(length // 2, request.new_tokens))
-    )
+        raise DraftgaugeError("the number of prompts is not known: name their file (--prompts)")
+    prompt, answer = GENERATED_LENGTHS if bundled else (length // 2, min(length // 2, request.new_tokens))
     tokens, anchors = min(length, prompt + answer), min(answer, most)
     batch, longest = request.batch, min(length, request.new_tokens, most)
     padded = round(batch * tokens * PADDED_TOKENS), round(batch * anchors * PADDED_ROWS)

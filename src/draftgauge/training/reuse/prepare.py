@@ -135,7 +135,7 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     if request.warm_start is not None:
         check_warm_start(drafter, read_config(request.warm_start))
     check_out(out, request, identity)
-    cached = _cached_layers(config, request) if request.cache is not None else TapPlan()
+    cached = cached_layers(config, request) if request.cache is not None else TapPlan()
     world = check_world(request)
     device = choose_device(request.device) if world.size == 1 else numbered(request.device, world.local_rank)
     job = Job(request, out, drafter, cached, device, length, world)
@@ -147,7 +147,7 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
     return job
 
 
-def _cached_layers(config: PreTrainedConfig, request: TrainingSpec) -> TapPlan:
+def cached_layers(config: PreTrainedConfig, request: TrainingSpec) -> TapPlan:
     """Layers of every design, or hidden states alone where no layer has keys of the whole text."""
     try:
         return tap_plan(config, True, True, request.taps)
