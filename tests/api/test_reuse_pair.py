@@ -67,6 +67,16 @@ def recorded(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
+def test_a_plan_counts_the_weights_of_the_drafter(models: dict[str, Path], tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"target": models["target"], "prompts": models["prompts"], "out": tmp_path / "run"}
+    alone, drafting = (
+        profile(drafter=drafter, plan=True, **asked, **SMALL)[0] for drafter in ("prompt_lookup", models["kv"])
+    )
+    files = sum(path.stat().st_size for path in models["kv"].glob("*.safetensors")) / 2**30
+    for key in ("weights_gib", "memory_gib"):
+        assert drafting[key] - alone[key] == pytest.approx(files)
+
+
 @pytest.mark.parametrize("design", ["hybrid", "kv", "control"])
 def test_generating_is_lossless(models: dict[str, Path], design: str) -> None:
     pair = load_pair(models["target"], drafter=models[design], device="cpu")

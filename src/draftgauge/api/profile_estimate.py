@@ -19,6 +19,8 @@ from draftgauge.drafters.source import drafter_kind
 from draftgauge.meter import measured_span
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes
+from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.gguf_library import is_gguf
 from draftgauge.models.lean import most_places
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.spec import UNLIMITED, head_dim, read_configuration
@@ -32,15 +34,20 @@ GIB = 2**30
 
 def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     """One row a compression: ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its
-    output; ``weights_gib``, ``cache_gib`` (keys and values of target and draft, and of the batches), ``logits_gib``,
-    ``memory_gib`` (their sum) and ``free_gib`` of the device, None if unknown; ``disk_gib``, at most, and
-    ``free_disk_gib``; ``fits``.
+    output; ``weights_gib`` (of a drafter that reads the target, the size of its files), ``cache_gib`` (keys and values
+    of target and draft model, and of the batches; not of such a drafter's few layers), ``logits_gib``, ``memory_gib``
+    (their sum) and ``free_gib`` of the device, None if unknown; ``disk_gib``, at most, and ``free_disk_gib``; ``fits``.
     """
     target, (name, source) = target_of(request.pair), drafter_of(request.pair)
-    trusted = request.pair.loading.trust_remote_code
+    for model in (target, source):
+        if model is not None and is_gguf(model):
+            raise DraftgaugeError(f"a plan reads configurations, and {model} is a GGUF file: leave out --plan")
+    trusted, files = request.pair.loading.trust_remote_code, 0
     models = [on_meta(read_configuration(target, trusted), trusted)]
     if issubclass(drafter_kind(name), LanguageModelSource) and source is not None:
         models.append(on_meta(read_configuration(source, trusted), trusted))
+    elif source is not None:
+        files = weight_bytes_of(source)
     path, chosen = choose_prompts(request.prompts)
     if request.prompts.turns > 1:
         raise DraftgaugeError("a plan decodes nothing, so it knows no later turns: leave out --turns")
@@ -53,15 +60,20 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
         encoded, _ = answered_prompts(request.outputs, encoded)
     longest = max(len(tokens) for _, tokens in encoded) + request.output.max_new_tokens
     span = measured_span(request.drafts.gamma_max, context)
-    return [_row(request, name, models, len(encoded), (longest, span)) for name in request.pair.compression]
+    return [_row(request, name, models, files, len(encoded), (longest, span)) for name in request.pair.compression]
 
 
 def _row(
-    request: ProfileRequest, compression: str, models: list[PreTrainedModel], prompts: int, lengths: tuple[int, int]
+    request: ProfileRequest,
+    compression: str,
+    models: list[PreTrainedModel],
+    files: int,
+    prompts: int,
+    lengths: tuple[int, int],
 ) -> dict[str, Any]:
     longest, span = lengths
     device = choose_device(request.pair.machine.device)
-    weights = cache = 0.0
+    weights, cache = float(files), 0.0
     measured = max(longest, span) + span  # costs are measured around a length, over a span
     of_batches = max(request.batches, default=0) * measured
     for number, model in enumerate(models):
