@@ -15,9 +15,11 @@ import pytest
 
 from draftgauge.api import recording
 from draftgauge.api.pair import load_pair_of
-from draftgauge.api.profile import profile
+from draftgauge.api.profile import profile, profile_rows
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
+from draftgauge.replaying.evaluate import evaluate
+from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
@@ -58,6 +60,10 @@ def test_a_run_holds_trace_costs_and_manifest(models: dict[str, Any], whole: Pat
     assert manifest.target.source == str(models["target"])
     assert (manifest.target.engine, manifest.target.family, manifest.target.dtype) == ("lean", "qwen3", "float32")
     assert len("".join(texts_of(whole, 0))) > 0
+    told = profile_rows([whole])[-1]
+    bound = evaluate(trace, costs, {"hindsight": hindsight_optimum(trace, costs).replay})[-1]
+    assert told["near_best_from"] <= told["best_fixed_gamma"] == bound["best_fixed_gamma"] <= told["near_best_to"]
+    assert told["hindsight_gain"] == pytest.approx(bound["gain"])
 
 
 def test_a_run_finds_its_pair_and_prompts_again(whole: Path) -> None:

@@ -40,7 +40,9 @@ from draftgauge.models.compression import QUANTISED, check_quantises, quantizati
 from draftgauge.models.device import release_unused
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.spec import read_configuration
-from draftgauge.replaying.evaluate import best_fixed_gamma, hindsight_gain, near_best_gammas, task_masks
+from draftgauge.replaying.evaluate import near_best, task_masks
+from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.trace import Trace
@@ -100,7 +102,7 @@ def record_runs(
         answers = {p.index: known[p.index, tuple(tokens)] for p, tokens in encoded}
     if request.outputs is not None:
         usable = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit)
-        encoded = usable.prompts
+        encoded, answers = usable.prompts, usable.answers
         if usable.left_out:
             said = said_left_out(usable.left_out, len(usable.left_out) + len(encoded))
             on_warning(f"{request.outputs}: {said}. They are left out, with their prompts")
@@ -192,7 +194,8 @@ def _say_how_answers_look(compression: str, trace: Trace, end_tokens: frozenset[
 def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best.
 
-    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one. ``differing`` is the share of
+    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one, ``hindsight_gain`` the modelled
+    speed of the hindsight optimum over that of the best one (0 included), minus 1. ``differing`` is the share of
     positions of a serving engine's answers whose token is not the target's choice. ``cost_doubt`` says why the costs
     are not to be trusted. Of a mixture of experts there are ``experts_1``, ``experts_2``, ...: how many different ones
     a layer reads to verify so many tokens, and ``verify_1_ms``, ...: how long that takes.
@@ -207,7 +210,8 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
             differing = sum(len(noted.get(prompt.index, ())) for prompt in trace.prompts) / trace.positions
         for task, mask in task_masks(trace):
             part = select(trace, mask)
-            shortest, longest = near_best_gammas(part, costs)
+            fixed = [outcome.tokens_per_second for outcome in replay_fixed_all(part, costs)]
+            shortest, longest = near_best(fixed)
             drafted = part.drafted > 0
             rows.append(
                 {
@@ -218,10 +222,10 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "gamma_max": trace.gamma_max,
                     "mean_accepted": float(part.accepted.mean()),
                     "first_accepted": float(np.mean(part.accepted[drafted] > 0)) if drafted.any() else None,
-                    "best_fixed_gamma": best_fixed_gamma(part, costs),
+                    "best_fixed_gamma": int(np.argmax(fixed)),
                     "near_best_from": shortest,
                     "near_best_to": longest,
-                    "hindsight_gain": hindsight_gain(part, costs),
+                    "hindsight_gain": hindsight_optimum(part, costs).tokens_per_second / max(fixed) - 1,
                     "cost_ratio": costs.cost_ratio(),
                     "cost_doubt": costs.doubt() or None,
                     "verify_one_ms": 1e3 * verify[0],

@@ -122,7 +122,7 @@ def record_missing(
     """
     sampling, limit = _sampling(request), request.output.max_new_tokens
     plan = RecordingPlan(DecodingSettings(limit, sampling, pair.end_tokens), request.drafts.gamma_max)
-    if request.outputs is not None:
+    if request.outputs is not None and answers is None:  # in a part, by another process
         answers = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit).answers
     missing = missing_prompts(writer, encoded)
     done, label = len(encoded) - len(missing), f"record {pair.compression}"

@@ -245,16 +245,6 @@ def near_best(tokens_per_second: Sequence[float]) -> tuple[int, int]:
     return int(max(below[below < best], default=-1)) + 1, int(min(below[below > best], default=len(speeds))) - 1
 
 
-def near_best_gammas(trace: Trace, costs: CostCurve) -> tuple[int, int]:
-    return near_best([outcome.tokens_per_second for outcome in replay_fixed_all(trace, costs)])
-
-
-def hindsight_gain(trace: Trace, costs: CostCurve) -> float:
-    """Modelled speed of the hindsight optimum over that of the best fixed length (0 included), minus 1."""
-    fixed = replay_fixed_all(trace, costs)
-    return hindsight_optimum(trace, costs).tokens_per_second / fixed[_best_of(fixed)].tokens_per_second - 1
-
-
 def plain_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
     """``[prompts]`` modelled seconds of decoding each output plainly, one token a step."""
     step_seconds = np.interp(context_lengths(trace), costs.contexts, costs.plain)
