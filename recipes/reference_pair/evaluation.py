@@ -24,7 +24,7 @@ from draftgauge.traces.build import select
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.repetition import gram_counts
 from draftgauge.traces.trace import Trace
-from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
+from draftgauge.traces.writer import TraceWriter
 from recipes.reference_pair import measures
 from recipes.reference_pair.recipe import DRAFT_SHAPES
 
@@ -90,7 +90,7 @@ def _record(pair: Pair, request: ProfileRequest, progress: Progress) -> Trace:
     path, chosen = choose_prompts(request.prompts)
     encoded = encode_prompts(pair.encoder, chosen, path, request.output.max_new_tokens, request.prompts)
     manifest = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)[pair.compression]
-    with TraceWriter(request.out, manifest, SHARD_PROMPTS) as writer:
+    with TraceWriter(request.out, manifest) as writer:
         record_missing(pair, writer, encoded, request, progress)
     return read_trace(request.out)
 

@@ -109,7 +109,7 @@ def test_one_run_has_one_verdict(run: Path, tmp_path: Path) -> None:
 def test_a_policy_that_was_fitted_on_another_pair_is_named(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FITTED, "two", lambda parameters, gamma_max, costs: FixedLength(2))
+    monkeypatch.setitem(FITTED, "two", (lambda parameters, gamma_max, costs: FixedLength(2), ()))
     provenance = {"pair": {"target": "other", "draft": None}, "target": "a-target"}
     save_fitted(FittedPolicy("two", GAMMA_MAX, (), {}, provenance), tmp_path / "two.json")
     said = draftgauge(["advise", str(run), "-p", str(tmp_path / "two.json")]).stderr

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters import PromptLookupDrafter
+from draftgauge.drafters.prompt_lookup import NGRAM, PromptLookupDrafter
 
 
-def search(text: list[int], limit: int, max_ngram: int, min_ngram: int) -> list[int]:
+def search(text: list[int], limit: int) -> list[int]:
     """The definition: the tokens after the first earlier occurrence of the longest n-gram that ends the text."""
-    for n in range(max_ngram, min_ngram - 1, -1):
+    for n in range(NGRAM, 0, -1):
         for end in range(n, len(text)):
             if text[end - n : end] == text[len(text) - n :]:
                 return text[end : end + limit]
@@ -23,19 +21,16 @@ def search(text: list[int], limit: int, max_ngram: int, min_ngram: int) -> list[
 @given(
     chunks=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
     limit=st.integers(0, 6),
-    max_ngram=st.integers(1, 4),
-    min_ngram=st.integers(1, 4),
 )
-def test_finds_what_a_search_finds(chunks, limit, max_ngram, min_ngram):
-    min_ngram = min(min_ngram, max_ngram)
-    drafter = PromptLookupDrafter(max_ngram, min_ngram)
+def test_finds_what_a_search_finds(chunks, limit):
+    drafter = PromptLookupDrafter()
     drafter.prefill(chunks[0])
     text = list(chunks[0])
     for chunk in chunks[1:]:
-        assert drafter.propose(limit, None).tokens == search(text, limit, max_ngram, min_ngram)
+        assert drafter.propose(limit, None).tokens == search(text, limit)
         drafter.commit(0, chunk)
         text += chunk
-    assert drafter.propose(limit, None).tokens == search(text, limit, max_ngram, min_ngram)
+    assert drafter.propose(limit, None).tokens == search(text, limit)
 
 
 def test_as_transformers_looks_up():
@@ -49,7 +44,7 @@ def test_as_transformers_looks_up():
     for length in range(2, len(text)):
         context = torch.tensor([text[:length]])
         candidates, _ = theirs.get_candidates(context)
-        drafter = PromptLookupDrafter(3, 1)
+        drafter = PromptLookupDrafter()
         drafter.prefill(text[:length])
         assert drafter.propose(5, None).tokens == candidates[0, length:].tolist()
 
@@ -67,9 +62,3 @@ def test_a_draft_ends_with_an_end_token():
     drafter.prefill([1, 2, 3, 1, 1])
     drafter.commit(0, [2])
     assert drafter.propose(5, None).tokens == [3]
-
-
-@pytest.mark.parametrize(("max_ngram", "min_ngram"), [(0, 0), (2, 3), (3, 0)])
-def test_impossible_ngrams(max_ngram, min_ngram):
-    with pytest.raises(DraftgaugeError, match="min_ngram"):
-        PromptLookupDrafter(max_ngram, min_ngram)

@@ -190,9 +190,10 @@ def test_no_longer_draft_than_asked_for_is_measured(pair: tuple[CachedModel, Cac
 
 
 def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
-    pair: tuple[CachedModel, CachedModel],
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    curve = measure(pair[0], PromptLookupDrafter(max_ngram=5, min_ngram=5))
+    monkeypatch.setattr(PromptLookupDrafter, "propose", lambda *_: Draft([]))
+    curve = measure(pair[0], PromptLookupDrafter())
     assert np.shape(curve.verify) == (2, GAMMA_MAX + 1)
     assert min(map(min, curve.verify)) > 0
     assert curve.measured is not None

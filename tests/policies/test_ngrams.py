@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LONGEST, MOST_MATCHED, FirstOccurrences, Match, NgramIndex
 from draftgauge.policies.stored_texts import StoredTexts
 
@@ -110,8 +108,3 @@ def test_prompt_lookup_copies_from_the_first_occurrence(text: list[int], longest
             expected = text[places[0] : places[0] + 3]
             break
     assert occurrences.continuation(3) == expected
-
-
-def test_lengths_of_ngrams_must_be_in_order() -> None:
-    with pytest.raises(DraftgaugeError, match="1 <= min_ngram <= max_ngram, not 3 and 2"):
-        FirstOccurrences(2, 3)

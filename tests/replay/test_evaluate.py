@@ -61,7 +61,7 @@ def test_rows_hold_the_totals_of_the_replay(trace: Trace, costs: CostCurve, rows
     assert row["tokens"] == trace.positions
     assert row["tokens_per_step"] == outcome.tokens_per_step
     assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
-    assert row["acceptance_rate"] == outcome.acceptance_rate
+    assert row["acceptance_rate"] == outcome.accepted.sum() / outcome.drafted.sum()
     assert row["ratio_to_plain"] == pytest.approx(plain_seconds(trace, costs).sum() / outcome.seconds.sum())
     code = np.array([prompt.task == "code" for prompt in trace.prompts])
     of_code = rows["hf-heuristic", "code"]
@@ -205,9 +205,8 @@ class LeavesOutTheLast(FixedLength):
 def test_a_token_that_was_left_out_was_not_proposed(trace: Trace, costs: CostCurve) -> None:
     outcome = replay(trace, LeavesOutTheLast(4), costs)
     assert outcome.dropped.sum() > 20
-    assert outcome.acceptance_rate == outcome.accepted.sum() / (outcome.drafted - outcome.dropped).sum()
     row = evaluate(trace, costs, {"leaves out": outcome})[-1]
-    assert row["acceptance_rate"] == outcome.acceptance_rate
+    assert row["acceptance_rate"] == outcome.accepted.sum() / (outcome.drafted - outcome.dropped).sum()
     assert row["drafted_per_step"] == outcome.drafted.sum() / outcome.steps.sum()
 
 

@@ -127,7 +127,7 @@ def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(
     trace, costs = synthetic_trace(3, prompts=6, length=60, gamma_max=6), linear_costs(6)
     policy = make_policy(spec, 6, costs)
     fast, slow = replay(trace, policy, costs), replay(trace, TokenByToken(policy, policy.reads), costs)
-    for name in ("steps", "drafted", "accepted", "committed", "seconds", "histogram"):
+    for name in ("steps", "drafted", "accepted", "committed", "seconds"):
         np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
 
 
@@ -185,9 +185,7 @@ def test_decisions_of_the_heuristic_by_hand() -> None:
         (5, 2, 2, 3),  # full: 2 -> 4
         (8, 3, 3, 4),  # room for 3 only
     ]
-    assert outcome.histogram.tolist() == [1, 2, 1, 1, 0]
     assert outcome.tokens_per_step == 12 / 5
-    assert outcome.acceptance_rate == 7 / 11
 
 
 def test_a_step_does_not_know_that_the_output_stops_early() -> None:
@@ -234,7 +232,6 @@ def test_without_costs_there_are_no_seconds() -> None:
     outcome = replay(synthetic_trace(0, prompts=2, length=9, gamma_max=3), FixedLength(0))
     assert np.isnan(outcome.seconds).all()
     assert np.isnan(outcome.tokens_per_second)
-    assert np.isnan(outcome.acceptance_rate)
     assert outcome.tokens_per_step == 1.0
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from draftgauge.policies import make_policy
 from draftgauge.replaying.simulate import replay
+from draftgauge.reporting import timeline
 from draftgauge.reporting.timeline import replay_timeline, representative_prompts
 from draftgauge.traces.build import make_trace, select
 from draftgauge.traces.record import make_record
@@ -16,19 +17,18 @@ from synthetic import synthetic_trace
 WORDS = ["a", " b", "\n", "<d>", " e", "f", " g"]
 
 
-def _trace(drafts, confidence):
+def _trace(drafts, confidence=1.0):
     info = PromptInfo(0, "first", "code", "test", 5, len(WORDS), "length")
-    return make_trace(
-        [make_record(info, list(range(len(WORDS))), drafts, 3, confidence=confidence, text=WORDS)],
-        max_new_tokens=len(WORDS),
-    )
+    record = make_record(info, list(range(len(WORDS))), drafts, 3)
+    record.confidence[record.draft_token >= 0] = confidence
+    return make_trace([record], max_new_tokens=len(WORDS))
 
 
 def test_every_kind_of_token():
     # Two accepted and a bonus, a rejection, a position with no draft, one accepted at the end, where two were left to
     # draft.
     drafts = [[0, 1], [], [], [3, 6, 0], [], [5], []]
-    confidence = [[0.9, 0.8], [], [], [0.7, 0.25, 0.1], [], [0.6], []]
+    confidence = [0.9, 0.8, 0.7, 0.25, 0.1, 0.6]  # row by row
     line = replay_timeline(_trace(drafts, confidence), 0, 3, WORDS)
     kinds = [[(token.text, token.kind) for token in step] for step in line.steps]
     assert kinds == [
@@ -43,7 +43,7 @@ def test_every_kind_of_token():
 
 
 def test_nothing_drafted_is_plain():
-    line = replay_timeline(_trace([[0]] * 7, None), 0, 0, WORDS)
+    line = replay_timeline(_trace([[0]] * 7), 0, 0, WORDS)
     assert [[token.kind for token in step] for step in line.steps] == [["plain"]] * len(WORDS)
 
 
@@ -52,7 +52,7 @@ def test_steps_are_those_of_replay_and_texts_are_the_output(gamma):
     trace = synthetic_trace(seed=2, prompts=6, length=50, gamma_max=6)
     texts = [f"{token}|" for token in trace.token]
     for prompt in range(len(trace.prompts)):
-        line = replay_timeline(trace, prompt, gamma, texts, limit=1000)
+        line = replay_timeline(trace, prompt, gamma, texts)
         alone = select(trace, np.arange(len(trace.prompts)) == prompt)
         record = replay(alone, make_policy(f"fixed:{gamma}", 6)).record
         assert [len(step) for step in line.steps] == record.committed.tolist()
@@ -61,10 +61,12 @@ def test_steps_are_those_of_replay_and_texts_are_the_output(gamma):
         )
 
 
-def test_long_outputs_end_with_a_whole_step():
+def test_long_outputs_end_with_a_whole_step(monkeypatch):
     trace = synthetic_trace(seed=4, prompts=1, length=60, gamma_max=6)
     texts = ["x"] * trace.positions
-    whole, part = replay_timeline(trace, 0, 4, texts), replay_timeline(trace, 0, 4, texts, limit=20)
+    whole = replay_timeline(trace, 0, 4, texts)
+    monkeypatch.setattr(timeline, "TOKENS_SHOWN", 20)
+    part = replay_timeline(trace, 0, 4, texts)
     assert 20 <= part.tokens < 26
     assert part.steps == whole.steps[: len(part.steps)]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,10 +32,6 @@ def records(draw: st.DrawFn, index: int, gamma_max: int) -> PromptRecord:
     """Any record, with empty drafts and one-token outputs among them."""
     token = draw(st.lists(tokens, min_size=1, max_size=6))
     drafts = [draw(st.lists(tokens, max_size=gamma_max)) for _ in token]
-    signals = [
-        [draw(st.lists(values, min_size=len(d), max_size=len(d))) for d in drafts]
-        for values in (probabilities, bits, probabilities)
-    ]
     info = PromptInfo(
         index=index,
         identifier=draw(words),
@@ -44,8 +41,11 @@ def records(draw: st.DrawFn, index: int, gamma_max: int) -> PromptRecord:
         output_tokens=len(token),
         finish=draw(st.sampled_from(["length", "stop"])),
     )
-    text = [draw(words) for _ in token]
-    return make_record(info, token, drafts, gamma_max, *signals, target_entropy=[draw(bits) for _ in token], text=text)
+    record = make_record(info, token, drafts, gamma_max)
+    for column, values in ((record.confidence, probabilities), (record.entropy, bits), (record.margin, probabilities)):
+        column[record.draft_token >= 0] = [draw(values) for draft in drafts for _ in draft]
+    record.target_entropy[:] = [draw(bits) for _ in token]
+    return replace(record, text=[draw(words) for _ in token])
 
 
 @st.composite

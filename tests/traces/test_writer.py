@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,18 +26,20 @@ WHOLE = make_trace(RECORDS, LENGTH)
 
 def record_run(folder: Path, records: Iterable[PromptRecord] = RECORDS, manifest: Manifest = MANIFEST) -> list[str]:
     """Record what is not there yet, as a recorder does; returns the warnings."""
-    warned: list[str] = []
-    with TraceWriter(folder, manifest, shard_prompts=2, on_warning=warned.append) as writer:
+    with (
+        warnings.catch_warnings(record=True, action="always", category=UserWarning) as warned,
+        TraceWriter(folder, manifest, shard_prompts=2) as writer,
+    ):
         done = writer.done
         for record in records:
             if record.info.index not in done:
                 writer.add(record)
-    return warned
+    return [str(warning.message) for warning in warned]
 
 
-def interrupted_run(folder: Path, records: Iterable[PromptRecord], shard_prompts: int = 8) -> None:
+def interrupted_run(folder: Path, records: Iterable[PromptRecord]) -> None:
     """Record some prompts, then Ctrl-C."""
-    with TraceWriter(folder, MANIFEST, shard_prompts, on_warning=lambda _: None) as writer:
+    with TraceWriter(folder, MANIFEST) as writer:
         for record in records:
             writer.add(record)
         raise KeyboardInterrupt
@@ -126,7 +129,7 @@ def test_a_damaged_shard_is_named_removed_and_recorded_again(tmp_path: Path, dam
 def test_a_complete_trace_with_a_damaged_shard_is_no_longer_complete(tmp_path: Path) -> None:
     record_run(tmp_path)
     shard_paths(tmp_path)[0].write_bytes(b"PAR1")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.warns(UserWarning, match="recorded again"), pytest.raises(KeyboardInterrupt):
         interrupted_run(tmp_path, [])
     with pytest.raises(TraceError, match="is incomplete: 5 of 7 prompts"):
         read_trace(tmp_path)

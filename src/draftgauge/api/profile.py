@@ -46,7 +46,7 @@ from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.trace import Trace
-from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
+from draftgauge.traces.writer import TraceWriter
 
 AskedPrompt = tuple[int, tuple[int, ...]]
 """A prompt's index and its token ids, as the models take them."""
@@ -122,7 +122,7 @@ def record_runs(
                     single = replace(request, pair=request.pair.at(name))
                     record_in_parts(single, folder, manifests[name], encoded, progress)
             else:
-                writers = {name: TraceWriter(folders[name], manifests[name], SHARD_PROMPTS) for name in names}
+                writers = {name: TraceWriter(folders[name], manifests[name]) for name in names}
                 for name, writer in writers.items():
                     finished = writer.manifest.complete and not missing_prompts(writer, encoded)
                     if finished and has_costs(writer, request) and not request.costs.measure:

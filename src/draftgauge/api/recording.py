@@ -37,7 +37,7 @@ from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
-from draftgauge.traces.writer import SHARD_PROMPTS, TraceWriter
+from draftgauge.traces.writer import TraceWriter
 from draftgauge.verification import Sampling
 
 RETRIES = 2  # of a part whose worker died; it goes on where it was
@@ -245,7 +245,7 @@ class PartJob(_Part):
             pair, encoded = self.load()
             prompts = replace(self.manifest.prompts, count=len(encoded))
             manifest = replace(self.manifest, prompts=prompts, complete=False)
-            with TraceWriter(folder, manifest, SHARD_PROMPTS) as writer:
+            with TraceWriter(folder, manifest) as writer:
                 record_missing(pair, writer, encoded, self.request, progress)
 
 
@@ -285,9 +285,9 @@ def record_in_parts(
                 "again to go on from there"
             )
 
-    TraceWriter(folder, manifest, SHARD_PROMPTS)  # which checks the folder before parts join it
+    TraceWriter(folder, manifest)  # which checks the folder before parts join it
     join_parts(folder)
-    writer = TraceWriter(folder, manifest, SHARD_PROMPTS)
+    writer = TraceWriter(folder, manifest)
     missing = [prompt.index for prompt, _ in missing_prompts(writer, encoded)]
     shares = [tuple(missing[number :: where.shards]) for number in range(where.shards)]
     parts = [
@@ -299,7 +299,7 @@ def record_in_parts(
     if missing or request.costs.measure or not has_costs(writer, request):
         indices = tuple(prompt.index for prompt, _ in encoded)
         run([CostJob("costs", request, manifest, folder, indices)], "costs")
-    with TraceWriter(folder, manifest, SHARD_PROMPTS):
+    with TraceWriter(folder, manifest):
         pass  # complete with all prompts in it
 
 

@@ -19,6 +19,8 @@ from draftgauge.policies.base import Signal
 from draftgauge.policies.ngrams import FirstOccurrences
 from draftgauge.verification import Sampling
 
+NGRAM = 3  # tokens of the longest one looked up
+
 
 class PromptLookupDrafter:
     """Proposes the continuation of the first earlier occurrence of the last n-gram in prompt and output.
@@ -27,8 +29,8 @@ class PromptLookupDrafter:
     stops when unsure never stops it.
     """
 
-    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, end_tokens: frozenset[int] = frozenset()) -> None:
-        self._occurrences = FirstOccurrences(max_ngram, min_ngram)
+    def __init__(self, end_tokens: frozenset[int] = frozenset()) -> None:
+        self._occurrences = FirstOccurrences(NGRAM)
         self.end_tokens = end_tokens
 
     def prefill(self, context: list[int]) -> None:
@@ -80,4 +82,4 @@ class PromptLookupSource(DraftSource):
         sampling: Sampling | None,
         generator: Generator | None,
     ) -> PromptLookupDrafter:
-        return PromptLookupDrafter(end_tokens=end_tokens)
+        return PromptLookupDrafter(end_tokens)

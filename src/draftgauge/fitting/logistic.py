@@ -18,22 +18,19 @@ DIGITS = 4  # of what is kept
 GRADIENT_TOLERANCE = 1e-8  # a mean over examples: sums in another order then lead to the same digits
 
 
-def fit_logistic(
-    terms: Floats, outcomes: NDArray[np.bool_], weight: Floats | None = None, regularisation: float = 1.0
-) -> tuple[Floats, float]:
+def fit_logistic(terms: Floats, outcomes: NDArray[np.bool_]) -> tuple[Floats, float]:
     """Weights ``[K]`` and the constant of a logistic regression.
 
     Args:
         terms: ``[n, K]``; brought to unit scale for the fit, and the weights back to that of the terms.
         outcomes: ``[n]``.
-        regularisation: ``C``, the inverse of the strength of the prior on the weights.
     """
     if outcomes.all() or not outcomes.any():
         raise TraceError("the traces hold no accepted and rejected tokens to fit on: record more prompts")
     mean, scale = terms.mean(axis=0), terms.std(axis=0)
     scale[scale == 0] = 1.0
-    model = LogisticRegression(C=regularisation, solver="newton-cholesky", tol=GRADIENT_TOLERANCE)
-    model.fit((terms - mean) / scale, outcomes, weight)
+    model = LogisticRegression(solver="newton-cholesky", tol=GRADIENT_TOLERANCE)
+    model.fit((terms - mean) / scale, outcomes)
     weights: Floats = model.coef_[0] / scale
     return weights, float(model.intercept_[0] - weights @ mean)
 

@@ -21,10 +21,8 @@ FILE = Artefact("draftgauge-policy", 2, "fitted policy", "fit it with `draftgaug
 Build = Callable[[Mapping[str, Any], int, CostCurve | None], Policy]
 """Makes a policy from ``parameters``, the longest draft possible and the cost curve (None where there is none)."""
 
-FITTED: dict[str, Build] = {}
-"""The kinds of fitted policies, by name."""
-
-_SIGNALS: dict[str, tuple[str, ...]] = {}
+FITTED: dict[str, tuple[Build, tuple[str, ...]]] = {}
+"""The kinds of fitted policies, by name: how each is made, and the signals that its numbers refer to."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +44,12 @@ class FittedPolicy:
     trained_on: tuple[str, ...] = ()
 
 
-def register_fitted(policy: str, signals: tuple[str, ...] | None = None) -> Callable[[Build], Build]:
-    """Decorator of the function that makes a kind of fitted policy from its numbers.
-
-    Args:
-        signals: the vocabulary that its numbers must refer to; None for a kind that checks its own.
-    """
+def register_fitted(policy: str, signals: tuple[str, ...]) -> Callable[[Build], Build]:
+    """Decorator of the function that makes a kind of fitted policy from its numbers, which refer to these signals."""
 
     def add(build: Build) -> Build:
         assert policy not in FITTED, f"fitted policy {policy} is registered twice"
-        FITTED[policy] = build
-        if signals is not None:
-            _SIGNALS[policy] = signals
+        FITTED[policy] = build, signals
         return build
 
     return add
@@ -65,7 +57,7 @@ def register_fitted(policy: str, signals: tuple[str, ...] | None = None) -> Call
 
 def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None) -> Policy:
     """A new policy from its numbers."""
-    wanted = _SIGNALS.get(fitted.policy, fitted.signals)
+    build, wanted = FITTED[fitted.policy]
     if fitted.signals != wanted:
         raise DraftgaugeError(
             f"policy {fitted.policy} was fitted on the signals {', '.join(fitted.signals) or 'none'}; "
@@ -77,7 +69,7 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None)
             f"the longest draft here is {gamma_max}: run with --gamma-max {fitted.gamma_max}, or fit it on such a trace"
         )
     _check_numbers(fitted.policy, "parameters", fitted.parameters)
-    return FITTED[fitted.policy](fitted.parameters, gamma_max, costs)
+    return build(fitted.parameters, gamma_max, costs)
 
 
 def _check_numbers(policy: str, key: str, value: Any) -> None:

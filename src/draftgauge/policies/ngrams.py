@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draftgauge.core.errors import DraftgaugeError
-
 LONGEST = 4  # tokens of the longest n-gram that is indexed
 MOST_MATCHED = 32  # tokens up to which the length of a match is counted
 CAPACITY = 1 << 15  # tokens of a text that are indexed; beyond, the older half is forgotten
@@ -101,15 +99,12 @@ class NgramIndex:
 class FirstOccurrences:
     """A growing text, and the position after the first occurrence of each of its n-grams, as prompt lookup copies from
     (Saxena 2023; ``prompt_lookup_num_tokens`` in transformers).
+
+    ``longest`` is that of its n-grams, which are tried from the longest to a single token.
     """
 
-    def __init__(self, max_ngram: int, min_ngram: int = 1) -> None:
-        """Set the lengths of n-grams, tried from the longest to the shortest."""
-        if not 1 <= min_ngram <= max_ngram:
-            raise DraftgaugeError(
-                f"n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}"
-            )
-        self._max, self._min = max_ngram, min_ngram
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
         self.reset()
 
     def reset(self) -> None:
@@ -121,14 +116,14 @@ class FirstOccurrences:
         for token in tokens:
             # The n-grams that ended the text get a continuation only now, so the end of the text never matches itself.
             end = len(text)
-            for n in range(self._min, min(self._max, end) + 1):
+            for n in range(1, min(self._longest, end) + 1):
                 after.setdefault(tuple(text[end - n :]), end)
             text.append(token)
 
     def continuation(self, count: int) -> list[int]:
         """Up to ``count`` tokens after the first occurrence of the longest n-gram that ends the text; none without."""
         end = len(self.text)
-        for n in range(min(self._max, end), self._min - 1, -1):
+        for n in range(min(self._longest, end), 0, -1):
             start = self._after.get(tuple(self.text[end - n :]))
             if start is not None:
                 return self.text[start : start + max(count, 0)]

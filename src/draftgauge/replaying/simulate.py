@@ -66,9 +66,8 @@ class StepRecord:
 class Replay:
     """What a policy did on a trace, by prompt (arrays ``[prompts]``, in the order of ``trace.prompts``) and in total.
 
-    Token counts are as in :class:`~draftgauge.policies.base.Step`, ``seconds`` modelled (NaN without a cost curve), and
-    ``histogram`` ``[gamma_max + 1]`` the steps with 0, 1, ... accepted tokens. On a trace of sampled decoding these are
-    expectations, in float64, and ``record`` is one walk.
+    Token counts are as in :class:`~draftgauge.policies.base.Step`, ``seconds`` modelled (NaN without a cost curve). On
+    a trace of sampled decoding these are expectations, in float64, and ``record`` is one walk.
     """
 
     steps: Ints | Floats
@@ -76,7 +75,6 @@ class Replay:
     accepted: Ints | Floats
     committed: Ints
     seconds: Floats
-    histogram: Ints | Floats
     record: StepRecord
     appended: Ints
     accepted_text: Ints
@@ -90,12 +88,6 @@ class Replay:
     def tokens_per_second(self) -> float:
         """Committed tokens over modelled seconds; NaN without a cost curve."""
         return float(self.committed.sum() / self.seconds.sum())
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted over proposed tokens, drafted and looked up; NaN if nothing was proposed."""
-        proposed = float(self.drafted.sum() - self.dropped.sum() + self.appended.sum())
-        return float(self.accepted.sum() / proposed) if proposed else float("nan")
 
 
 def can_replay(trace: Trace, policy: Policy) -> bool:
@@ -158,7 +150,7 @@ def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, 
 
 
 def mean_of(outcomes: Sequence[Replay]) -> Replay:
-    names = ("steps", "drafted", "accepted", "seconds", "histogram")
+    names = ("steps", "drafted", "accepted", "seconds")
     means: dict[str, Any] = {name: np.mean([getattr(outcome, name) for outcome in outcomes], axis=0) for name in names}
     return replace(outcomes[0], **means)
 
@@ -177,7 +169,6 @@ def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, reads: Reads
         drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
         accepted=sum_by_prompt(prompt, weight * (steps.accepted @ np.arange(trace.gamma_max + 1)), count),
         seconds=sum_by_prompt(prompt, seconds, count),
-        histogram=weight @ steps.accepted,
     )
 
 
@@ -213,7 +204,6 @@ def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, reads: Read
         accepted=sum_by_prompt(prompt, accepted, count).astype(np.int64),
         committed=sum_by_prompt(prompt, committed, count).astype(np.int64),
         seconds=sum_by_prompt(prompt, seconds, count),
-        histogram=np.bincount(accepted, minlength=trace.gamma_max + 1),
         record=StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text, dropped),
         appended=sum_by_prompt(prompt, appended, count).astype(np.int64),
         accepted_text=sum_by_prompt(prompt, accepted_text, count).astype(np.int64),

@@ -42,13 +42,13 @@ class Timeline:
         return sum(map(len, self.steps))
 
 
-def replay_timeline(trace: Trace, prompt: int, gamma: int, texts: Sequence[str], limit: int = TOKENS_SHOWN) -> Timeline:
-    """Walk through one prompt of a trace."""
+def replay_timeline(trace: Trace, prompt: int, gamma: int, texts: Sequence[str]) -> Timeline:
+    """Walk through one prompt of a trace; a long output ends with a whole step."""
     info = trace.prompts[prompt]
     start, end = int(trace.offsets[prompt]), int(trace.offsets[prompt + 1])
     pieces = dict(zip(trace.token.tolist(), texts, strict=True))
     steps, row = [], start
-    while row < end and row - start < limit:
+    while row < end and row - start < TOKENS_SHOWN:
         drafted = min(gamma, int(trace.drafted[row]), trace.max_new_tokens - (row - start) - 1)
         accepted = min(drafted, int(trace.accepted[row]))
         sure = [f", confidence {c:.2f}" if math.isfinite(c) else "" for c in trace.confidence[row, :drafted].tolist()]

@@ -52,12 +52,12 @@ class ImportedTrace:
     left_out: int  # requests whose steps do not account for their tokens
 
 
-def import_requests(path: Path, seed: int = 0) -> ImportedTrace:
+def import_requests(path: Path) -> ImportedTrace:
     answers = read_json_lines(path, "file of answers", "give vLLM's answers as they came", TraceError)
     steps = [request_steps(answer, where) for where, answer in answers]
     if not steps:
         raise TraceError(f"{path} holds no answers: write one JSON object a line")
-    return trace_of_requests(steps, seed)
+    return trace_of_requests(steps)
 
 
 def request_steps(answer: Any, where: str) -> RequestSteps:
@@ -84,7 +84,7 @@ def request_steps(answer: Any, where: str) -> RequestSteps:
     return steps
 
 
-def trace_of_requests(requests: Sequence[RequestSteps], seed: int = 0) -> ImportedTrace:
+def trace_of_requests(requests: Sequence[RequestSteps]) -> ImportedTrace:
     """A trace with the drafts' lengths up to the longest one that the server drafts."""
     longest = {request.longest for request in requests}
     if len(longest) > 1:
@@ -100,7 +100,7 @@ def trace_of_requests(requests: Sequence[RequestSteps], seed: int = 0) -> Import
     whole = [s for r in requests for s in zip(r.drafted, r.accepted, strict=True) if s[0] == width]
     reached = sum(accepted >= width - 1 for _, accepted in whole)
     chance = sum(accepted == width for _, accepted in whole) / reached if reached else 0.0
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     records, unknown, positions = [], 0, 0
     for index, (request, matches) in enumerate(accounted):
         open_ = matches == UNKNOWN

@@ -18,7 +18,6 @@ def costs_of_steps(
     plain: Sequence[float],
     steps: Mapping[int, Sequence[float]],
     draft: Sequence[float] = (),
-    gamma_max: int = LONGEST,
 ) -> EngineCosts:
     """Costs of single sequences; lengths between and beyond those served are on lines through their medians.
 
@@ -31,9 +30,9 @@ def costs_of_steps(
     """
     if not steps:
         raise TraceError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
-    whole = np.array(fitted_line({0: list(plain)} | {n: list(seconds) for n, seconds in steps.items()}, gamma_max))
-    beyond = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(gamma_max + 1) * MIN_DRAFT))
-    alone = np.arange(gamma_max + 1) * float(np.median(draft)) if len(draft) else beyond
+    whole = np.array(fitted_line({0: list(plain)} | {n: list(seconds) for n, seconds in steps.items()}, LONGEST))
+    beyond = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(LONGEST + 1) * MIN_DRAFT))
+    alone = np.arange(LONGEST + 1) * float(np.median(draft)) if len(draft) else beyond
     verifying = beyond - np.minimum(alone, beyond)
     verifying = np.minimum.accumulate(verifying[::-1])[::-1]  # a pass of more tokens is not shorter
     drafting, verify = beyond - verifying, whole[0] + verifying

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.traces.checks import accepted_lengths, check_chances, check_rows
 from draftgauge.traces.trace import PromptInfo
-
-Number = TypeVar("Number", np.int32, np.float32)
-Ragged = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -68,47 +64,24 @@ class PromptRecord:
 
 
 def make_record(
-    info: PromptInfo,
-    token: Sequence[int],
-    drafts: Sequence[Sequence[int]],
-    gamma_max: int,
-    confidence: Ragged | None = None,
-    entropy: Ragged | None = None,
-    margin: Ragged | None = None,
-    target_entropy: Sequence[float] | None = None,
-    text: Sequence[str] | None = None,
+    info: PromptInfo, token: Sequence[int], drafts: Sequence[Sequence[int]], gamma_max: int
 ) -> PromptRecord:
-    """A record from ragged lists: pads them and counts the accepted tokens.
-
-    Args:
-        token: ``N`` greedy tokens.
-        confidence, entropy, margin: as ragged as ``drafts``; by default those of a drafter that is certain (1, 0, 1).
-        target_entropy: ``N`` values, by default 0.
-        text: ``N`` pieces, by default ``"<token> "``.
-    """
+    """A record of ``N`` greedy tokens and what was drafted from each, by a drafter that is certain of all it drafts."""
     tokens = np.asarray(token, np.int32)
-    draft_token = _padded(drafts, gamma_max, -1, np.int32)
-    certain = [[1.0] * len(draft) for draft in drafts]
-    unsure = [[0.0] * len(draft) for draft in drafts]
+    draft_token = np.full((len(drafts), gamma_max), -1, np.int32)
+    for row, draft in enumerate(drafts):
+        draft_token[row, : len(draft)] = draft
+    zero = np.where(draft_token >= 0, np.float32(0), np.float32(np.nan))
     record = PromptRecord(
         info=info,
         token=tokens,
-        text=[f"{t} " for t in token] if text is None else list(text),
-        target_entropy=np.asarray([0.0] * len(tokens) if target_entropy is None else target_entropy, np.float32),
+        text=[f"{t} " for t in token],
+        target_entropy=np.zeros(len(tokens), np.float32),
         draft_token=draft_token,
-        confidence=_padded(certain if confidence is None else confidence, gamma_max, np.nan, np.float32),
-        entropy=_padded(unsure if entropy is None else entropy, gamma_max, np.nan, np.float32),
-        margin=_padded(certain if margin is None else margin, gamma_max, np.nan, np.float32),
+        confidence=zero + 1,
+        entropy=zero,
+        margin=zero + 1,
         accepted=accepted_lengths(tokens, draft_token),
     )
     record.validate()
     return record
-
-
-def _padded(rows: Ragged, width: int, fill: float, dtype: type[Number]) -> NDArray[Number]:
-    """``[len(rows), width]`` with ``fill`` behind each row."""
-    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-    assert not lengths.size or int(lengths.max()) <= width, (int(lengths.max()), width)
-    padded = np.full((len(rows), width), fill, dtype)
-    padded[np.arange(width) < lengths[:, None]] = np.asarray([value for row in rows for value in row], dtype)
-    return padded

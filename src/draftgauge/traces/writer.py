@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -31,18 +30,7 @@ class TraceWriter:
     ``manifest`` is that in the folder: a continued run keeps the command and date of its start.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        shard_prompts: int = 8,
-        on_warning: Callable[[str], None] = warnings.warn,
-    ) -> None:
-        """Open a new or an interrupted run.
-
-        Args:
-            on_warning: told of damaged shards; a Python warning by default.
-        """
+    def __init__(self, folder: Path, manifest: Manifest, shard_prompts: int = SHARD_PROMPTS) -> None:
         assert shard_prompts > 0, shard_prompts
         self.folder = folder
         self._shard_prompts = shard_prompts
@@ -55,7 +43,7 @@ class TraceWriter:
             self.manifest = Manifest.load(folder)
             self.manifest.refuse_other(manifest, f"{folder} holds the trace")
             remove_temporaries(folder)
-            self._remove_damaged(on_warning)
+            self._remove_damaged()
         elif shard_paths(folder):
             raise TraceError(f"{folder} holds shards of a trace without their {MANIFEST_NAME}; choose another folder")
         else:
@@ -93,13 +81,13 @@ class TraceWriter:
             prompts = replace(self.manifest.prompts, count=len(self._tasks), tasks=tasks)
             self._save(replace(self.manifest, complete=True, prompts=prompts))
 
-    def _remove_damaged(self, on_warning: Callable[[str], None]) -> None:
+    def _remove_damaged(self) -> None:
         damaged: list[Path] = []
         for path in shard_paths(self.folder):
             try:
                 prompts = read_shard(path, self._fingerprint).prompts
             except DamagedFileError as error:
-                on_warning(f"{error}; it is removed and its prompts are recorded again")
+                warnings.warn(f"{error}; it is removed and its prompts are recorded again", stacklevel=3)
                 damaged.append(path)
                 continue
             doubled = [prompt.index for prompt in prompts if prompt.index in self._tasks]
