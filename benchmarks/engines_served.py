@@ -25,8 +25,9 @@ from draftgauge.api.bench_servers import costs_of_arms, seconds_a_step, server_a
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PairSpec
 from draftgauge.models.reference import reference_path
+from draftgauge.policies.registry import FIXED, fixed_length
 from draftgauge.serving.client import complete
-from draftgauge.serving.engines import FIXED, fixed_length, p_min_of
+from draftgauge.serving.engines import p_min_of
 from draftgauge.traces.engine_costs import load_engine_costs
 from engine_processes import llama_server, vllm_server
 from engine_steps import live_steps

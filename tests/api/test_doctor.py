@@ -89,6 +89,7 @@ PLANTED: dict[str, tuple[str, Evidence]] = {
     "expensive drafting": ("draft-cost", Evidence(trace=TRACE, costs=curve(2.5))),
     "expensive verifying": ("verify-cost", Evidence(trace=TRACE, costs=curve(0.01, 2.5))),
     "shallow drafter": ("depth", Evidence(counts=SpeculationCounts(900, 2700, 660, (600, 50, 10)))),
+    "no drafts": ("acceptance", Evidence(trace=replace(TRACE, drafted=0 * TRACE.drafted, accepted=0 * TRACE.accepted))),
     "chance": ("acceptance", Evidence(trace=CONSTANT)),
     "chance in an engine": ("acceptance", Evidence(counts=SpeculationCounts(900, 2700, 50, (40, 8, 2)))),
 }  # fmt: skip

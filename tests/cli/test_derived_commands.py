@@ -82,6 +82,8 @@ def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]
         (["bench", "--drafter", "prompt_lookup", "--draft", "a"], "drafts without the model a"),
         (["bench", "--over", "fixed", "--policy", "no-draft"], "one policy, and 'fixed' stands for several"),
         (["generate", "x", "--compression", "uncompressed,int8"], "one compression"),
+        (["doctor", "--compression", "uncompressed,int8"], "one compression"),
+        (["bench-servers", "plain=http://h:1", "fixed:four=http://h:2"], "gamma"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

@@ -19,6 +19,11 @@ from draftgauge.replaying.verdict import Verdict, verdict_of
         (Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 7, command="c"), "Not known yet: 7 of at least 8 prompts"),
         (Verdict("no-draft", "fixed:1", 1.0, 0.9, 1.1, 20), "Not known yet: the interval reaches both sides"),
         (
+            Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 7, unit="drafts of a server"),
+            "7 of at least 8 drafts of a server are recorded. What would settle it: more drafts of a server.",
+        ),
+        (Verdict("fixed:4", "fixed:4", 1.3, None, None, 9), "Not known yet: the prompts are turns of one conversation"),
+        (
             Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 20, "busy", "c"),
             "busy. To settle it, run `c` again with --measure",
         ),

@@ -109,6 +109,12 @@ def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) 
     assert [row for row in measured if "equal_seconds" in row] == [{"equal_seconds": 2.0, "design": "kv"} | both]
 
 
+def test_a_run_without_a_curve_leaves_that_of_the_other_seeds(tmp_path: Path) -> None:
+    first, *others = results(tmp_path, {KV: ALPHAS[KV]}, seeds=(0, 1))
+    curve = [row for row in study_rows([replace(first, curve=[]), *others]) if "curve" in row]
+    assert [(row["tokens_seen"], row["seeds"]) for row in curve] == [(500, 1), (1000, 1)]
+
+
 def test_gradients_of_keys_and_values_over_those_of_queries() -> None:
     own, injected = "gradient_rms/blocks.0.chain_attention.", "gradient_rms/blocks.0.injection."
     steps = [(9.0, 9.0, 9.0), (4.0, 1.0, 2.0), (2.0, 1.0, 4.0)]  # the first step is of untrained weights

@@ -25,8 +25,7 @@ from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, wa
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
-from draftgauge.models.reference import REFERENCE, resolve_source
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.simulate import can_replay, replay_lengths
 from draftgauge.replaying.splits import Design, design_of
@@ -37,13 +36,13 @@ from draftgauge.serving.counters import SpeculationCounts, check_served, read_co
 from draftgauge.serving.engines import (
     DFLASH,
     EAGLE3,
-    FIXED,
     P_MIN,
     PLAIN,
     Deployment,
     Engine,
+    deployment_of,
     engine_of,
-    fixed_length,
+    setting_length,
     settings_document,
 )
 from draftgauge.serving.requests_trace import import_requests
@@ -55,7 +54,6 @@ from draftgauge.traces.trace import Trace
 
 Z95 = 1.96
 LOADED = frozenset({"fp32", "fp16", "bf16", "int8", "nf4"})  # what --compression makes of a checkpoint
-OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 REUSE, CHECKPOINT = "reuse", "checkpoint"
 Row = dict[str, Any]
 COLUMNS = (
@@ -151,23 +149,11 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     trace, _ = read_run(run, request.judged.tasks)
     measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
     drafted_by = None if measured is None else measured.drafted_by
-    target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
-    tokenizer = manifest.tokenizer or ""
-    if engine.name not in OWN:  # which do not know the bundled models by name
-        draft = f"{REFERENCE}/draft" if draft == REFERENCE else draft
-        target, draft, tokenizer = (str(resolve_source(name)) for name in (target, draft, tokenizer))
-    deployment = Deployment(
-        target=target,
-        draft=draft,
-        drafter=manifest.drafter,
-        gamma_max=trace.gamma_max,
-        costs=str(path),
-        tokenizer=tokenizer or None,
-        proposer=drafted_by == BY_DRAFTGAUGE,
-        options=recorded_with(manifest),
-    )
+    deployment = deployment_of(manifest, engine, path)
+    deployment = replace(deployment, proposer=drafted_by == BY_DRAFTGAUGE, options=recorded_with(manifest))
     first = ""
     if format_ is not None:
+        draft = deployment.draft
         served = draft if manifest.drafter == CHECKPOINT else f"{draft.rstrip('/')}-{format_}"
         deployment = replace(deployment, drafter=format_, draft=served, proposer=False)
         first = "" if served == draft else shlex.join(["draftgauge", "export", draft, "--out", served])
@@ -276,12 +262,12 @@ def _rows(
     settings = engine.settings(trace.gamma_max, named)
     if not source.policies:
         p_min = engine.p_min and source.deployment.drafter is not None
-        settings = [s for s in settings if fixed_length(s) is not None or (p_min and s.startswith(P_MIN))]
+        settings = [s for s in settings if setting_length(s) is not None or (p_min and s.startswith(P_MIN))]
     left_out = [spec for spec in named if not spec.startswith(FIXED) and spec not in settings]
     if request.policies and left_out:
         on_warning(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
     if not request.policies:
-        rules = {s for s in settings if fixed_length(s) is None and not s.startswith(P_MIN)}
+        rules = {s for s in settings if setting_length(s) is None and not s.startswith(P_MIN)}
         unknown = {s for s in rules if not can_replay(trace, make_policy(s, trace.gamma_max, source.curve))}
         settings = [setting for setting in settings if setting not in unknown]
     outcomes, verdict = advise_settings(design, source.curve, settings, source.command)

@@ -28,11 +28,10 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import compared_policies, with_objects
+from draftgauge.policies.registry import compared_policies, current_name, fixed_length, fixed_name, with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.evaluate import SAME_PROMPTS, best_fixed_gamma
 from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, prompt_keys, splits_of
-from draftgauge.serving.engines import fixed_length
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
@@ -91,7 +90,7 @@ def bench(
             prompts or models that cannot be used; for a loaded pair beside a run or models to load.
     """
     objects = objects or {}
-    over = None if request.over is None else Reference(request.over, ASKED)
+    over = None if request.over is None else Reference(current_name(request.over), ASKED)
     if pair is None and request.folder is not None:
         _check_given(request, request.folder)
         runs = select_runs(request.folder)
@@ -130,7 +129,7 @@ def _compared(
     if over is not None and over.arm != PLAIN:
         if over.arm == "fixed":
             raise DraftgaugeError(f"gains are stated over one policy, and {over.arm!r} stands for several")
-        specs = (*specs, over.arm)
+        specs = specs if over.arm in objects else (*specs, over.arm)
     return _Compared(expanded(read_policies(specs), gamma_max), objects, over)
 
 
@@ -155,9 +154,7 @@ def _bench_run(
     default: Sequence[str] = DEFAULTS
     if recorded:
         best = best_fixed_gamma(design.training, costs)
-        over = over or Reference(
-            f"fixed:{best}" if best else "no-draft", SAME_PROMPTS if design.train is None else TRAIN
-        )
+        over = over or Reference(fixed_name(best), SAME_PROMPTS if design.train is None else TRAIN)
         near = sorted({max(1, best - 2), max(1, best), min(manifest.gamma_max, max(1, best) + 2)})
         default = ("no-draft", *(f"fixed:{gamma}" for gamma in near), *compared_policies())
     compared = _compared(request, objects, default, manifest.gamma_max, over)

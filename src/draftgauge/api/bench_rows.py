@@ -11,6 +11,7 @@ import numpy as np
 
 from draftgauge.api.arms import PLAIN, Arm, BenchPrompt
 from draftgauge.core.provenance import command_line
+from draftgauge.policies.registry import FIXED
 from draftgauge.replaying.evaluate import ALL_TASKS
 from draftgauge.replaying.verdict import recommended, verdict_of
 from draftgauge.statistics.bootstrap import columns
@@ -20,7 +21,6 @@ from draftgauge.traces.repetition import distinct_share
 SAME_RUNS = "same runs"  # a fixed length chosen by the very runs that it is compared on, which favours it
 ASKED = "asked for"
 NO_FIXED = "no fixed length among the policies"
-FIXED = "fixed:"
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from draftgauge.core.seeds import generator
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import REFERENCE
+from draftgauge.policies.registry import fixed_length
 from draftgauge.serving.client import CLIENTS, complete
 from draftgauge.serving.counters import served_models
-from draftgauge.serving.engines import fixed_length
 from draftgauge.serving.step_costs import costs_of_steps
 from draftgauge.traces.engine_costs import EngineCosts
 
@@ -44,6 +44,8 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
             does not answer.
     """
     urls, engine = _named(request.servers), request.engine
+    for name in urls:
+        fixed_length(name)  # refuses what is no length
     if engine not in CLIENTS:
         raise DraftgaugeError(f"servers of {engine} cannot be benched: choose --engine {' or '.join(CLIENTS)}")
     for url in urls.values():

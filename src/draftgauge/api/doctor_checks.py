@@ -289,7 +289,7 @@ def acceptance(e: Evidence) -> Seen:
     seen = f"{rate:.0%} of {count} first drafted tokens are accepted, {chance:.0%} by chance"
     if e.counts is not None:
         seen += f"; acceptance length {1 + e.counts.accepted / e.counts.drafts:.2f}, the bonus token counted"
-    return e.near_chance, seen
+    return e.near_chance or count == 0, seen
 
 
 SUSPECT = ("thinking", "compression", "temperature")  # harmful in some pairs: no error by itself

@@ -34,7 +34,8 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 
 def serving_commands(row: dict[str, Any]) -> dict[str, str]:
     """How engines are started with a checkpoint, by engine; drafts as long as it was trained for."""
-    from draftgauge.serving.engines import FIXED, Deployment, engine_of
+    from draftgauge.policies.registry import FIXED
+    from draftgauge.serving.engines import Deployment, engine_of
 
     target, length = row["target"] or "TARGET", row["depths"] or 1
     deployment, served = Deployment(target, row["folder"], row["format"]), SERVED[row["format"]]

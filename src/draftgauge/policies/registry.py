@@ -23,6 +23,7 @@ these names.
 """
 
 NO_DRAFT = "no-draft"
+FIXED = "fixed:"
 
 Factory = TypeVar("Factory", bound=Callable[..., Policy])
 
@@ -76,9 +77,21 @@ def register_policy(
 
 
 def current_name(spec: str) -> str:
-    """The spec with today's name of its policy: ``no-draft`` was ``none``."""
-    name, separator, values = spec.partition(":")
-    return NO_DRAFT + separator + values if name == "none" else spec
+    """The spec as it is written today: ``no-draft`` was ``none``, and ``fixed:gamma=4`` is ``fixed:4``."""
+    name, separator, values = spec.replace(f"{FIXED}gamma=", FIXED).partition(":")
+    return (NO_DRAFT if name == "none" else name) + separator + values
+
+
+def fixed_name(gamma: int) -> str:
+    return f"{FIXED}{gamma}" if gamma else NO_DRAFT
+
+
+def fixed_length(spec: str) -> int | None:
+    """The length of ``no-draft`` (0) or ``fixed:N``; None of other settings."""
+    if spec == NO_DRAFT:
+        return 0
+    gamma: int | None = POLICIES.parse(spec)[1].get("gamma") if spec.startswith(FIXED) else None
+    return gamma
 
 
 def entry_of(spec: str) -> PolicyEntry | None:

@@ -13,7 +13,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import NO_DRAFT
+from draftgauge.policies.registry import NO_DRAFT, fixed_name
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.rows import context_lengths, prompt_of_rows, sum_by_prompt
@@ -174,7 +174,7 @@ def evaluate(
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
             row["p_holm"] = adjusted
-    best = f"fixed:{best_gamma}" if best_gamma else NO_DRAFT
+    best = fixed_name(best_gamma)
     candidates = {name: it for name, it in outcomes.items() if name not in BOUNDS}
     chosen = recommended(totals(candidates, conversation), best, resamples) if candidates else None
     for row in rows:
@@ -202,7 +202,7 @@ def evaluate_design(
         with, all fixed lengths and the optimum, has no ``p_holm``.
     """
     best = best_fixed_gamma(design.training, costs)
-    fixed = f"fixed:{best}" if best else NO_DRAFT
+    fixed = fixed_name(best)
     arms: dict[str, Policy | Replay] = {NO_DRAFT: FixedLength(0), fixed: FixedLength(best), **policies}
     arms |= {} if rivals is None else rivals.arms
     looks_up = any(isinstance(policy, Extends) for policy in arms.values())

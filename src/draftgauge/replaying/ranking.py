@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.registry import NO_DRAFT, compared_policies, make_policy
+from draftgauge.policies.registry import NO_DRAFT, compared_policies, fixed_name, make_policy
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, plain_seconds, task_masks
 from draftgauge.replaying.rows import sum_by_prompt
 from draftgauge.replaying.simulate import Replay, can_replay, replay
 from draftgauge.replaying.splits import design_of
-from draftgauge.replaying.verdict import recommended, totals
+from draftgauge.replaying.verdict import is_level, recommended, totals
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.build import conversations, select
@@ -100,13 +100,13 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     design = design_of(trace)
     best = best_fixed_gamma(design.training, costs)
     tried = _replays(design.trace, costs, best)
-    setting = recommended(totals(tried, conversations(design.trace)), f"fixed:{best}")
+    setting = recommended(totals(tried, conversations(design.trace)), fixed_name(best))
     outcome = tried[setting]
     return Ranked(setting, design.trace, costs, outcome.committed, outcome.seconds, outcome.steps)
 
 
 def _replays(trace: Trace, costs: CostCurve, gamma: int) -> dict[str, Replay]:
-    settings = dict.fromkeys((NO_DRAFT, f"fixed:{gamma}" if gamma else NO_DRAFT, *compared_policies()))
+    settings = dict.fromkeys((NO_DRAFT, fixed_name(gamma), *compared_policies()))
     policies = {setting: make_policy(setting, trace.gamma_max, costs) for setting in settings}
     return {name: replay(trace, policy, costs) for name, policy in policies.items() if can_replay(trace, policy)}
 
@@ -154,7 +154,7 @@ def _row(
         "tokens_per_step": float(tokens.sum() / of.steps[mask].sum()),
         **columns("gain", gain),
         "p_value": gain.p_value,
-        "level": bool(gain.high >= 0),
+        "level": is_level(gain),
         "cost_ratio": None if name == NO_DRAFT else of.costs.cost_ratio(),
         "cost_doubt": None if name == NO_DRAFT else of.costs.doubt() or None,
         **alphas,

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.policies.registry import NO_DRAFT, complexity_of
+from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
 from draftgauge.replaying.rows import sum_by_prompt
 from draftgauge.replaying.simulate import Replay
 from draftgauge.replaying.splits import MIN_PROMPTS
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
-from draftgauge.statistics.paired import paired_gain
+from draftgauge.statistics.paired import Comparison, paired_gain
 
 LEVEL = 0.01  # policies whose speeds differ by less are level
 NOT_DRAFTING = (NO_DRAFT, "plain")
-FIXED = "fixed:"
 
 Totals = tuple[ArrayLike, ArrayLike]
 
@@ -56,17 +55,16 @@ class Verdict:
     @property
     def unknown(self) -> str:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
-        verb = "bench" if self.live else "profile"
-        again = f"`{self.command}`" if self.command else f"the `draftgauge {verb}` command of the run"
+        again = f"To settle it, run `{self.command}` again with" if self.command else "What would settle it:"
         if self.doubt:
-            return (
-                f"the costs are not to be trusted, {self.doubt}. To settle it, run {again} again with --measure, "
-                "--cost-seconds 60 and nothing else on the machine"
-            )
-        more = f"To settle it, run {again} again with more prompts"
-        if self.prompts < MIN_PROMPTS or self.low is None or self.high is None:
+            costs = "--measure, --cost-seconds 60 and nothing else on the machine"
+            return f"the costs are not to be trusted, {self.doubt}. {again} {costs}"
+        more = f"{again} more {self.unit}"
+        if self.prompts < MIN_PROMPTS:
             done = "decoded" if self.live else "recorded"
-            return f"{self.prompts} of at least {MIN_PROMPTS} prompts are {done}. {more}"
+            return f"{self.prompts} of at least {MIN_PROMPTS} {self.unit} are {done}. {more}"
+        if self.low is None or self.high is None:
+            return f"the prompts are turns of one conversation. {again} more conversations"
         if self.low <= 1 <= self.high and self.drafting:
             return f"the interval reaches both sides of plain decoding. {more}"
         return ""
@@ -119,6 +117,11 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
     )
 
 
+def is_level(gain: Comparison) -> bool:
+    """Whether what gains this over another is level with it: -1% or more, or an interval that reaches 0."""
+    return gain.estimate >= -LEVEL or gain.high >= 0
+
+
 def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> dict[str, Totals]:
     """Tokens and seconds of replays, summed by the conversation ``[prompts]`` of each prompt."""
     return {
@@ -128,9 +131,8 @@ def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> d
 
 
 def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
-    """The name of the simplest policy that is level with the fastest one: whose gain over it is -1% or more, or has a
-    95% interval that reaches 0. The simplest has the fewest tuned or fitted numbers
-    (:func:`~draftgauge.policies.registry.complexity_of`), the faster one of equals.
+    """The name of the simplest policy that is level with the fastest one (:func:`is_level`): of the fewest tuned or
+    fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`), the faster one of equals.
 
     Args:
         timed: tokens and seconds ``[conversations]`` of the same prompts, by the spec of the policy.
@@ -145,6 +147,6 @@ def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = T
     level = []
     for name, of in candidates.items():
         gain = paired_gain(*of, *fastest, resamples=resamples)
-        if gain.estimate >= -LEVEL or gain.high >= 0:
+        if is_level(gain):
             level.append(name)
     return min(level, key=lambda name: (0 if name in NOT_DRAFTING else complexity_of(name), -speeds[name]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from markupsafe import Markup
 from draftgauge.core.errors import TraceError
 from draftgauge.core.printable import speed
 from draftgauge.policies.fitted import FITTED_SUFFIX
+from draftgauge.policies.registry import FIXED
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.batch_rows import batch_rows, shown_rows
 from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, NEAR, near_best
@@ -33,7 +35,7 @@ from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
 from draftgauge.reporting.timeline import KINDS, Timeline, replay_timeline, representative_prompts
-from draftgauge.serving.engines import ENGINES, FIXED, Deployment, fixed_length
+from draftgauge.serving.engines import ENGINES, deployment_of, setting_length
 from draftgauge.traces.manifest import COSTS_NAME, ModelEntry
 
 TITLE = "How far to draft"
@@ -114,8 +116,8 @@ def advise(run: Run) -> dict[str, Any]:
     """What the top of the page says of one compression.
 
     ``live`` holds the speeds that were measured with the policy of the verdict: of all tasks together, else of each.
-    ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of one more drafted token over verifying
-    one, ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
+    ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of drafting one token over verifying one,
+    ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
     each with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
     """
     fixed = run.fixed()
@@ -145,19 +147,12 @@ def advise(run: Run) -> dict[str, Any]:
 def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
     """By engine; one that runs no policies gets the best fixed length."""
     manifest = run.manifest
-    deployment = Deployment(
-        target=manifest.target.source,
-        draft=manifest.draft.source if manifest.draft is not None else "DRAFT",
-        drafter=manifest.drafter,
-        gamma_max=manifest.gamma_max,
-        costs=str(run.folder / COSTS_NAME),
-        tokenizer=manifest.tokenizer,
-    )
     flags = []
     for name in ("transformers", "vllm", "sglang", "llama-server"):
         engine = ENGINES[name]
         if not engine.drafters or manifest.drafter in engine.drafters:
-            runs_it = engine.policies or fixed_length(run.verdict.setting) is not None
+            deployment = deployment_of(manifest, engine, run.folder / COSTS_NAME)
+            runs_it = engine.policies or setting_length(run.verdict.setting) is not None
             flags.append((name, engine.flags(run.verdict.setting if runs_it else f"{FIXED}{gamma}", deployment)))
     return flags
 
@@ -182,13 +177,17 @@ def _title(spec: str) -> str:
     return Path(spec).stem if spec.endswith(FITTED_SUFFIX) else spec
 
 
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
 def _acceptance_chart(run: Run) -> Markup:
     """Acceptance by depth, one line a task with its 95% band."""
     rows = [row for row in acceptance_by_depth(run.trace) if int(row["positions"] or 0) >= MIN_POSITIONS]
     lines = []
     for task in run.tasks[1:] or [ALL_TASKS]:
         own = [row for row in rows if row["task"] == task]
-        columns = ([100 * float(row[key] or np.nan) for row in own] for key in ("rate", "low", "high"))
+        columns = ([100 * _number(row[key]) for row in own] for key in ("rate", "low", "high"))
         lines.append(Line(task, [int(row["depth"] or 0) for row in own], *columns))
     return line_chart(f"acceptance-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
 
@@ -211,7 +210,7 @@ def speed_chart(run: Run, task: str) -> Markup:
     ]
     if rules:
         columns = ("drafted_per_step", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high")
-        x, y, low, high = ([float(row[key] or np.nan) for row in rules] for key in columns)
+        x, y, low, high = ([_number(row[key]) for row in rules] for key in columns)
         lines.append(Line("rules", x, y, low, high, style=RULES, joined=False))
     bound = next(run.rows[task, name]["ratio_to_plain"] for name in reversed(BOUNDS) if (task, name) in run.rows)
     frame = Axes(

@@ -14,7 +14,7 @@ from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.policies.registry import NO_DRAFT, current_name
+from draftgauge.policies.registry import NO_DRAFT, current_name, fixed_length, fixed_name
 from draftgauge.replaying.evaluate import (
     ALL_TASKS,
     BOUNDS,
@@ -44,6 +44,7 @@ BESIDE_POLICIES = {
     "transformers-generate": "generate() of transformers, no draft",
     "transformers-assisted": "generate(assistant_model=...) of transformers at its defaults",
     "transformers-assisted-constant": "generate(assistant_model=...) of transformers at a constant length",
+    "transformers-prompt-lookup": "generate(prompt_lookup_num_tokens=...) of transformers",
 }
 
 
@@ -100,10 +101,6 @@ def describe(policy: str) -> str:
     return BESIDE_POLICIES.get(policy.partition(":")[0]) or describe_policy(policy)
 
 
-def fixed_name(gamma: int) -> str:
-    return f"fixed:{gamma}" if gamma else NO_DRAFT
-
-
 def best_length(fixed: Sequence[Row], shortest: int = 0) -> int:
     return max(range(shortest, len(fixed)), key=lambda gamma: fixed[gamma]["tokens_per_second"])
 
@@ -131,11 +128,11 @@ def judge_run(
         fixed_name(gamma): outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
     }
     arms |= {
-        spec: policy for spec, policy in policies.items() if _length_of(spec) is None and can_replay(trace, policy)
+        spec: policy for spec, policy in policies.items() if fixed_length(spec) is None and can_replay(trace, policy)
     }
     beside = {*BOUNDS}
     for spec in dict.fromkeys(policy for _, policy in live):
-        if spec not in arms and spec.partition(":")[0] in REGISTERED and _length_of(spec) is None:
+        if spec not in arms and spec.partition(":")[0] in REGISTERED and fixed_length(spec) is None:
             policy = make_policy(spec, trace.gamma_max, costs)
             if can_replay(trace, policy):
                 arms[spec] = policy
@@ -166,7 +163,7 @@ def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
     own = {policy: row for (of, policy), row in run.rows.items() if of == task}
     wanted = {*lengths, best_length(run.fixed(task), 1), 0}
     names = [policy for policy in own if policy not in (PLAIN, *BOUNDS)]
-    lengths_of = {policy: 0 if policy == NO_DRAFT else _length_of(policy) for policy in names}
+    lengths_of = {policy: fixed_length(policy) for policy in names}
     fixed = sorted(
         (gamma, policy)
         for policy, gamma in lengths_of.items()
@@ -204,17 +201,10 @@ def live_row(row: Mapping[str, Any]) -> Row:
             f"{wrong[0]} of a row of the live measurements cannot be {row[wrong[0]]!r}; "
             "use the JSON of `draftgauge bench`"
         )
-    gamma = _length_of(row["policy"])
+    gamma = fixed_length(row["policy"])
     return {
         "policy": current_name(row["policy"]) if gamma is None else fixed_name(gamma),
         "compression": current_compression(row["compression"]),
         "task": row["task"],
         **{key: value for key, value in figures.items() if value is not None and math.isfinite(value)},
     }
-
-
-def _length_of(policy: str) -> int | None:
-    if policy.partition(":")[0] != "fixed":
-        return None
-    gamma: int | None = REGISTERED.parse(policy)[1].get("gamma")
-    return gamma

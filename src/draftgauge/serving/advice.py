@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.rows import context_lengths, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_lengths
 from draftgauge.replaying.splits import Design
 from draftgauge.replaying.verdict import Verdict, recommended, totals, verdict_of
-from draftgauge.serving.engines import FIXED, P_MIN, PLAIN, fixed_length, p_min_of
+from draftgauge.serving.engines import P_MIN, PLAIN, p_min_of, setting_length
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, Interval, columns
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.traces.build import conversations
@@ -95,7 +95,7 @@ def best_length(design: Design, costs: CostCurve) -> int:
 def _run(setting: str, trace: Trace, costs: CostCurve) -> Replay:
     if setting.startswith(P_MIN):
         return _p_min(trace, costs, *p_min_of(setting))
-    length = fixed_length(setting)
+    length = setting_length(setting)
     if length is None:
         return replay(trace, make_policy(setting, trace.gamma_max, costs), costs)
     outcome = replay_lengths(trace, np.full(trace.positions, length), costs)

@@ -6,18 +6,21 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.registry import compared_policies
+from draftgauge.models.reference import REFERENCE, resolve_source
+from draftgauge.policies.registry import FIXED, compared_policies, fixed_length
+from draftgauge.traces.manifest import Manifest
 
 PLAIN = "plain"
-FIXED = "fixed:"
 P_MIN = "p-min:"
 LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH = "language_model", "prompt_lookup", "eagle3", "dflash"
 VLLM = (LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH)  # DFlash from vLLM 0.20 on
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
+OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
 MAX_NGRAM = 3  # that prompt lookup looks up
 
@@ -36,6 +39,16 @@ class Deployment:
     tokenizer: str | None = None  # of the target, where it is not its own
     proposer: bool = False  # the costs are of draftgauge's proposer, which then drafts at fixed lengths too
     options: tuple[str, ...] = ()  # of ``draftgauge generate``, for decoding as the run was recorded
+
+
+def deployment_of(manifest: Manifest, engine: Engine, costs: Path) -> Deployment:
+    """What flags name of a recorded run. Engines but our own do not know the bundled models by name."""
+    target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
+    tokenizer = manifest.tokenizer or ""
+    if engine.name not in OWN:
+        draft = f"{REFERENCE}/draft" if draft == REFERENCE else draft
+        target, draft, tokenizer = (str(resolve_source(name)) for name in (target, draft, tokenizer))
+    return Deployment(target, draft, manifest.drafter, manifest.gamma_max, str(costs), tokenizer or None)
 
 
 @dataclass(frozen=True)
@@ -66,11 +79,9 @@ def engine_of(name: str) -> Engine:
     return ENGINES[name]
 
 
-def fixed_length(setting: str) -> int | None:
+def setting_length(setting: str) -> int | None:
     """The length of ``plain`` (0) or ``fixed:N``; None of other settings."""
-    if setting == PLAIN:
-        return 0
-    return int(setting.removeprefix(FIXED)) if setting.startswith(FIXED) else None
+    return 0 if setting == PLAIN else fixed_length(setting)
 
 
 def p_min_of(setting: str) -> tuple[float, int]:
@@ -99,7 +110,7 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], dep
 
     ``setting`` is what is advised for the smallest batch, ``lengths`` the best fixed length by batch size.
     """
-    length = fixed_length(setting)
+    length = setting_length(setting)
     if engine.name == "vllm":
         longest = max(lengths.values())
         if length is None or len(lengths) == 1 or longest == 0 or _is_custom(f"{FIXED}{longest}", deployment):
@@ -143,7 +154,7 @@ def _gguf(setting: str, deployment: Deployment) -> str:
 def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
     if setting == PLAIN:
         return {}
-    length = fixed_length(setting)
+    length = setting_length(setting)
     if deployment.drafter is None:
         return {"spec-draft-n-max": length}
     p_min, longest = p_min_of(setting) if length is None else (0.0, length)
@@ -163,7 +174,7 @@ def _is_custom(setting: str, deployment: Deployment) -> bool:
 
 
 def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
-    length = fixed_length(setting)
+    length = setting_length(setting)
     if length == 0:
         return {}
     tokens = {"num_speculative_tokens": length or deployment.gamma_max}
@@ -194,7 +205,7 @@ def _vllm(setting: str, deployment: Deployment) -> str:
 
 def _sglang(setting: str, deployment: Deployment) -> str:
     words = []
-    length = fixed_length(setting)
+    length = setting_length(setting)
     if deployment.drafter is not None:
         words = ["python", "-m", "sglang.launch_server", "--model-path", deployment.target]
         words += _tokenizer("--tokenizer-path", deployment)

@@ -149,9 +149,9 @@ class CostCurve:
         return ""
 
     def cost_ratio(self) -> float:
-        """Drafting a token over verifying one: the longest draft's seconds, shared by its tokens."""
+        """Drafting one token over verifying one."""
         row = len(self.contexts) // 2
-        return self.draft[row][-1] / self.gamma_max / self.verify[row][0]
+        return self.draft[row][1] / self.verify[row][0]
 
     def of_batches(self, largest: int = 1) -> BatchCosts:
         """The costs of passes over up to ``largest`` requests together."""

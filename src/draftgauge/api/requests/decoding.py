@@ -127,6 +127,10 @@ class DoctorRequest:
     costs: CostSpec = CostSpec()
     out: Path | None = option(None, help="folder for the run of a pair; it is not kept if left out.")
 
+    def __post_init__(self) -> None:
+        if len(self.pair.compression) > 1:
+            raise DraftgaugeError("a pair is looked at in one compression of the target: name one")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest:

@@ -111,7 +111,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     for variant, group in groups.items():
         if variant.remedy in HEADS:
             continue
-        curves += curve_rows(variant, group[0].cell.request.recipe, [result.curve for result in group])
+        curves += curve_rows(variant, group[0].cell.request.recipe, [each.curve for each in group if each.curve])
     rows += [*curves, *at_equal_seconds(curves, BLOCK, TTT)]
     return [*rows, *_paired_rows(runs), *verdict_rows(runs)]
 
