@@ -22,7 +22,7 @@ from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.models import rows as static_rows
 from draftgauge.policies.base import Signal, Step
-from draftgauge.policies.batch import WHOLE_BATCH, AdaptiveVerification
+from draftgauge.policies.batch import WHOLE_BATCH, WholeBatch
 from draftgauge.replaying.batch_rows import ROUNDS, batch_rows, queues_of
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
@@ -83,9 +83,9 @@ def test_adaptive_verification_admits_the_likeliest_tokens_of_all_requests() -> 
         return 1.0 + 1e3 * np.maximum(tokens - requests - 2, 0)
 
     drafted = {n: [Signal(d, c, 0.0, c, 5) for d in (1, 2)] for n, c in enumerate((0.9, 0.2))}
-    assert AdaptiveVerification(2, flat, learned=False).admit(drafted, 9) == {0: 2, 1: 2}
-    assert AdaptiveVerification(2, steep, learned=False).admit(drafted, 9) == {0: 2, 1: 0}
-    learning = AdaptiveVerification(2, steep, learned=True, refit=60, warm_up=1)
+    assert WholeBatch(2, flat, learned=False).admit(drafted, 9) == {0: 2, 1: 2}
+    assert WholeBatch(2, steep, learned=False).admit(drafted, 9) == {0: 2, 1: 0}
+    learning = WholeBatch(2, steep, learned=True, refit=60, warm_up=1)
     assert learning.admit(drafted, 9) == {0: 2, 1: 2}  # whole drafts until it has learned
     for _ in range(60):
         learning.observe(0, Step(2, 2, 3, drafted[0]))

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.speckv import Network, SpecKV
-from draftgauge.policies.vllm import AdaptiveVerification
+from draftgauge.policies.vllm import LearnedChances
 from linear_costs import LinearCosts
 
 BITS = 1 / math.log(2)  # a nat
@@ -119,7 +119,7 @@ def test_vllm_drafts_while_the_rate_rises() -> None:
 
 def test_vllm_learns_the_chance_from_the_margin_of_logits() -> None:
     rng = np.random.default_rng(0)
-    policy = AdaptiveVerification(2, [1.0, 1.1, 1.2], refit=4000, warm_up=0)
+    policy = LearnedChances(2, refit=4000, warm_up=0)
     xs, ys = [], []
     for _ in range(8):  # Newton steps, each on samples of its own
         for _ in range(4000):
@@ -138,7 +138,7 @@ def test_vllm_learns_the_chance_from_the_margin_of_logits() -> None:
 
 def test_vllm_refuses_a_slope_that_punishes_sure_drafts_and_rounds_with_few_samples() -> None:
     for count, start in ((40, [row(0.9, margins=[0.8])]), (200, [row(0.9, margins=[0.8]), row(0.5, margins=[0.1])])):
-        policy = AdaptiveVerification(1, [1.0, 1.1], refit=count, warm_up=0)
+        policy = LearnedChances(1, refit=count, warm_up=0)
         for step in range(count):
             signals = start[step % len(start)]
             accepted = int(signals[0].confidence < 0.8)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
-from draftgauge.api.runs import ALL_SPLITS, read_run, select_runs
+from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
@@ -34,7 +34,7 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
     vocabularies, outputs = set(), []
     for run, _ in select_runs(request.folder):
         trace, costs = read_run(run, request.tasks)
-        part = trace if request.split == ALL_SPLITS else split_trace(trace, request.split, least=1)
+        part = split_trace(trace, request.split, least=1)
         check_prompt_tokens(part)
         vocabularies.add(costs.vocabulary)
         answers = np.split(part.token, part.offsets[1:-1])

@@ -12,8 +12,6 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.trace import Trace
 
-ALL_SPLITS = "all"
-
 Warn = Callable[[str], None]
 
 

@@ -1,7 +1,8 @@
 """Policies in a batch whose requests take every step together, one policy a slot.
 
 The batch drafts by depth: at each one some of the requests draft a token in one pass. The same objects run live
-(:mod:`draftgauge.decoding.batched`) and in replay (:mod:`draftgauge.replaying.batched`).
+(:mod:`draftgauge.decoding.batched`) and in replay (:mod:`draftgauge.replaying.batched`); one that verifies a part of a
+draft (:class:`Admits`) in replay alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.policies.registry import make_policy
-from draftgauge.policies.vllm import Depth, logit_margin
+from draftgauge.policies.vllm import LearnedChances
 from draftgauge.traces.costs import CostCurve
 
 BatchSeconds = Callable[[int, NDArray[np.int64], int], NDArray[np.float64]]
@@ -59,14 +60,14 @@ class Admits(Protocol):
         ...
 
 
-class AdaptiveVerification:
+class WholeBatch:
     """Whole drafts for every request; of all drafted tokens of the batch those are verified that are likeliest to
     survive, as many as give the most expected tokens per second.
 
     vLLM 0.32, ``enable_adaptive_verification``
     (https://docs.vllm.ai/en/v0.32.0/features/speculative_decoding/adaptive_verification/): a token survives if it and
     those before it are accepted, and requests compete for one budget. With ``learned``, chances of acceptance are
-    learned from the draft's margins, as :class:`~draftgauge.policies.vllm.AdaptiveVerification` does for one request,
+    learned from the draft's margins (:class:`~draftgauge.policies.vllm.LearnedChances`),
     and whole drafts are verified until they are; else they are the drafter's confidences, as of DSpark's confidence
     head (arXiv 2607.05147, confidence-scheduled verification).
     """
@@ -76,9 +77,8 @@ class AdaptiveVerification:
     def __init__(self, gamma: int, seconds: BatchSeconds, learned: bool, refit: int = 100, warm_up: int = 3) -> None:
         """``gamma``: tokens of a whole draft; ``seconds(requests, tokens, context)`` of verifying; ``refit`` and
         ``warm_up`` as in vLLM, counted in steps of requests."""
-        self._gamma, self._seconds, self._learned = gamma, seconds, learned
-        self._refit, self._steps, self._warm_up = refit, 0, warm_up * refit
-        self._depths = [Depth() for _ in range(gamma)]
+        self._gamma, self._seconds = gamma, seconds
+        self._learned = LearnedChances(gamma, refit, warm_up) if learned else None
 
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
         pass
@@ -90,14 +90,13 @@ class AdaptiveVerification:
         return [slot for slot, signal in drafted.items() if signal.depth < self._gamma]
 
     def admit(self, drafted: Mapping[int, Sequence[Signal]], context: int) -> dict[int, int]:
-        if self._learned and self._steps < self._warm_up:
+        if self._learned is not None and not self._learned.ready:
             return {slot: len(signals) for slot, signals in drafted.items()}
         survivals = []  # of each drafted token, falling along a draft, so that the likeliest are beginnings of drafts
         for slot, signals in drafted.items():
             chance = 1.0
             for signal in signals:
-                learned = self._depths[signal.depth - 1].chance(logit_margin(signal)) if self._learned else None
-                chance *= signal.confidence if learned is None else learned
+                chance *= signal.confidence if self._learned is None else self._learned.chance(signal)
                 survivals.append((chance, slot))
         survivals.sort(key=lambda each: -each[0])
         requests = len(drafted)
@@ -108,11 +107,8 @@ class AdaptiveVerification:
         return {slot: admitted[slot] for slot in drafted}
 
     def observe(self, slot: int, step: Step) -> None:
-        for depth, signal in zip(self._depths, step.signals[: step.accepted + 1], strict=False):
-            depth.add(logit_margin(signal), signal.depth <= step.accepted)
-        self._steps += 1
-        if self._steps % self._refit == 0:
-            self._depths = [depth.refit() for depth in self._depths]
+        if self._learned is not None:
+            self._learned.observe(step)
 
 
 class PerRequest:
@@ -159,5 +155,5 @@ def make_batch_policy(
     ``verify_seconds(requests, tokens, context)``.
     """
     if spec in WHOLE_BATCH and verify_seconds is not None:
-        return AdaptiveVerification(gamma_max, verify_seconds, learned=WHOLE_BATCH[spec])
+        return WholeBatch(gamma_max, verify_seconds, learned=WHOLE_BATCH[spec])
     return PerRequest([make_policy(spec, gamma_max, costs) for _ in range(slots)])

@@ -57,6 +57,32 @@ class Depth:
         return Depth(weight, bias) if weight >= 0 else Depth(self.weight, self.bias)
 
 
+class LearnedChances:
+    """Chances that the tokens at ``gamma`` depths are accepted where those before them are, learned from the steps that
+    drafted: refitted after every ``refit`` of them, and ``ready`` after ``warm_up`` such rounds."""
+
+    def __init__(self, gamma: int, refit: int, warm_up: int) -> None:
+        self._refit, self._warm_up, self._steps = refit, refit * warm_up, 0
+        self._depths = [Depth() for _ in range(gamma)]
+
+    @property
+    def ready(self) -> bool:
+        return self._steps >= self._warm_up
+
+    def chance(self, signal: Signal) -> float:
+        return self._depths[signal.depth - 1].chance(logit_margin(signal))
+
+    def observe(self, step: Step) -> None:
+        """Count the judged tokens (the accepted ones and the first rejected one), and refit when it is time."""
+        if step.drafted == 0:
+            return
+        for depth, signal in zip(self._depths, step.signals[: step.accepted + 1], strict=False):
+            depth.add(logit_margin(signal), signal.depth <= step.accepted)
+        self._steps += 1
+        if self._steps % self._refit == 0:
+            self._depths = [depth.refit() for depth in self._depths]
+
+
 class AdaptiveVerification(PolicyBase):
     """Drafts on while the expected tokens per second rise: survival probabilities over the measured cost of a step.
 
@@ -82,10 +108,7 @@ class AdaptiveVerification(PolicyBase):
         """
         self.gamma = gamma
         self.seconds = tuple(seconds)
-        self.refit = refit
-        self._steps_of_warm_up = refit * warm_up
-        self._steps = 0
-        self._depths = [Depth() for _ in range(gamma)]
+        self._chances = LearnedChances(gamma, refit, warm_up)
         self._survival = 1.0  # of the step's last token
         self._tokens = 1.0  # expected of the step, if it ended there
         self._rate = 0.0  # and a second
@@ -97,9 +120,9 @@ class AdaptiveVerification(PolicyBase):
 
     def keep_drafting(self, signal: Signal) -> bool:
         """While the last token raised the expected tokens per second."""
-        if self._steps < self._steps_of_warm_up:
+        if not self._chances.ready:
             return True
-        self._survival *= self._depths[signal.depth - 1].chance(logit_margin(signal))
+        self._survival *= self._chances.chance(signal)
         self._tokens += self._survival
         rate = self._tokens / self.seconds[signal.depth]
         rises = rate > self._rate
@@ -107,14 +130,7 @@ class AdaptiveVerification(PolicyBase):
         return rises
 
     def observe(self, step: Step) -> None:
-        """Count the judged tokens (the accepted ones and the first rejected one), and refit when it is time."""
-        if step.drafted == 0:
-            return
-        for depth, signal in zip(self._depths, step.signals[: step.accepted + 1], strict=False):
-            depth.add(logit_margin(signal), signal.depth <= step.accepted)
-        self._steps += 1
-        if self._steps % self.refit == 0:
-            self._depths = [depth.refit() for depth in self._depths]
+        self._chances.observe(step)
 
 
 def logit_margin(signal: Signal) -> float:
