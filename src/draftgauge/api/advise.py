@@ -309,8 +309,8 @@ def _at_batch(design: Design, costs: CostCurve, batch: int) -> str:
             low, high = row["gain_low"], row["gain_high"]  # NaN of a single prompt
             advice = f"switch it on ({SWITCHES[row['policy']]})" if low > 0 else "leave it off"
             unknown = "" if low > 0 or high < 0 else ", not known to pay"
-            interval = f"{row['gain']:+.1%} over it (95%: {low:+.1%} to {high:+.1%})"
-            said.append(f"{row['policy']} {interval}{unknown}: {advice}")
+            interval = "" if low != low else f" (95%: {low:+.1%} to {high:+.1%})"
+            said.append(f"{row['policy']} {row['gain']:+.1%} over it{interval}{unknown}: {advice}")
     return "; ".join(said)
 
 
