@@ -59,7 +59,7 @@ def interval(row: Row) -> str:
 REAL_RULES = ("cumulative-confidence", "stopping", "lookup-else-stopping", "two-source")
 RUN_NAMES = {
     "bf16": "torch, bfloat16",
-    "int8": "torch, LLM.int8",
+    "int8": "torch, LLM.int8, on an older CPU",
     "nf4": "torch, nf4",
     "Q4_K_M": "llama.cpp, Q4_K_M",
     "Q8_0": "llama.cpp, Q8_0",
@@ -133,13 +133,15 @@ def best_length_table(rows: Sequence[Row]) -> Iterator[str]:
     found = [row for row in rows if row["question"] == "best length"]
     paid = [name for name in RUN_NAMES if any(row["costs"] == name for row in found)]
     costs = " | ".join(f"costs of {RUN_NAMES[name]}" for name in paid)
-    yield f"| drafts accepted as with | first token accepted | {costs} |"
-    yield f"|---|---:|{'---:|' * len(paid)}"
+    yield f"| drafts accepted as with | prompts | first token accepted | tokens a step of 4 over bfloat16's | {costs} |"
+    yield f"|---|---:|---:|---:|{'---:|' * len(paid)}"
     for name in dict.fromkeys(row["outcomes"] for row in found):
         own = [row for row in found if row["outcomes"] == name]
         first = next(row["acceptance_rate"] for row in own if row["gamma"] == 1)
         best = [next(str(row["gamma"]) for row in own if row["costs"] == each and row["best"]) for each in paid]
-        yield f"| {RUN_NAMES[name]} | {first:.3f} | {' | '.join(best)} |"
+        over = next(matching(rows, {"question": "over bf16", "outcomes": name}), None)
+        cells = [str(own[0]["prompts"]), f"{first:.3f}", interval(over) if over else "", *best]
+        yield f"| {RUN_NAMES[name]} | {' | '.join(cells)} |"
 
 
 def lengths_table(rows: Sequence[Row]) -> Iterator[str]:

@@ -37,6 +37,8 @@ from draftgauge.policies.fitted import fitted_policy, save_fitted
 from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.replaying.splits import Design, splits_of
+from draftgauge.statistics.bootstrap import columns
+from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -252,12 +254,10 @@ def copied_shares(trace: Trace) -> NDArray[np.float64]:
 def speckv_rows(folder: Path) -> list[dict[str, Any]]:
     """SpecKV's questions: fixed lengths at every mix of outcomes and costs, and what its signals say of acceptance."""
     runs = recorded_runs(folder)
-    common = set.intersection(*({prompt.identifier for prompt in trace.prompts} for trace, _ in runs.values()))
     rows: list[dict[str, Any]] = []
-    for outcomes, (whole, _) in runs.items():
+    for outcomes, (trace, _) in runs.items():
         if outcomes in GGUF:
             continue
-        trace = select(whole, [prompt.identifier in common for prompt in whole.prompts])
         for paid, (_, costs) in runs.items():
             best = best_fixed_gamma(trace, costs)
             for gamma, fixed in enumerate(replay_fixed_all(trace, costs)):
@@ -276,7 +276,22 @@ def speckv_rows(folder: Path) -> list[dict[str, Any]]:
                     }
                 )
         rows += correlations(trace, outcomes)
+        if outcomes != "bf16":
+            rows.append(over_bf16(trace, runs["bf16"][0]) | {"outcomes": outcomes})
     return rows
+
+
+def over_bf16(trace: Trace, bf16: Trace, gamma: int = 4) -> dict[str, Any]:
+    """Tokens a step at a fixed length over those with the target in bfloat16, on the prompts that both have."""
+    same = {prompt.identifier for prompt in trace.prompts} & {prompt.identifier for prompt in bf16.prompts}
+    fixed = []
+    for each in (trace, bf16):
+        own = select(each, [prompt.identifier in same for prompt in each.prompts])
+        replayed = replay_fixed_all(own)[gamma]
+        order = np.argsort([prompt.identifier for prompt in own.prompts])
+        fixed += [replayed.committed[order], replayed.steps[order]]
+    gain = columns("gain", paired_gain(*fixed))
+    return {"question": "over bf16", "gamma": gamma, "prompts": len(same), **gain}
 
 
 def correlations(trace: Trace, compression: str, gamma: int = 4) -> list[dict[str, Any]]:
