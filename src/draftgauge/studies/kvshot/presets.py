@@ -125,13 +125,12 @@ def block(request: TrainingSpec) -> Study:
 
 
 def short_block(request: TrainingSpec) -> Study:
-    """Block on some 27,000 positions, untuned, with 48 prompts: some hours on a laptop. What needs long training
-    it cannot show, and it has no head."""
+    """Block on some 29,000 positions, untuned, with 48 prompts: some hours on a laptop. What needs long training it
+    cannot show."""
     study = block(request)
     return replace(
         study,
         preset="short-block",
-        variants=BOTH_RECIPES,
         request=replace(study.request, questions=400, new_tokens=96, steps=100, checkpoint_every=25, log_every=25),
         evaluation=replace(study.evaluation, per_task=12, live_prompts=8, tree_prompts=0, bottleneck_prompts=8),
         tuning=None,
