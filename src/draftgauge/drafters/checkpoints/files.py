@@ -17,6 +17,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.core.files import file_sha256
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import INDEX, check_index, check_pointers, explained, is_drafter_checkpoint
+from draftgauge.models.reference import resolve_source
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 
@@ -81,7 +82,7 @@ def checkpoint_fingerprint(source: str | Path) -> str:
 
 def _file(source: str | Path, name: str) -> Path | None:
     """A file of a folder, or of a repository of the hub, downloaded if need be; None if there is none."""
-    folder = Path(source)
+    folder = Path(resolve_source(source))  # of the bundled models by their names
     if folder.is_dir():
         check_pointers(folder)
         return folder / name if (folder / name).is_file() else None
