@@ -177,7 +177,8 @@ def test_an_engine_is_judged_by_its_page_its_saved_page_or_its_answers(tmp_path:
     sglang = "sglang:generation_tokens_total 300\nsglang:spec_accept_length 3\nsglang:spec_accept_rate 0.5\n"
     for engine, text in {
         "vllm": json.dumps({"metrics": {"speculative_decoding": numbers}}),
-        "llama-server": json.dumps({"timings": {"predicted_n": 30, "draft_n": 40, "draft_n_accepted": 20}}),
+        "llama-server": '{"timings": {"predicted_n": 1}}\n'  # and nothing of drafts, as there were none
+        + json.dumps({"timings": {"predicted_n": 31, "draft_n": 40, "draft_n_accepted": 20}}),
         "sglang": json.dumps(
             {"meta_info": {"spec_verify_ct": 10, "spec_draft_token_num": 40, "spec_accept_token_num": 20}}
         ),

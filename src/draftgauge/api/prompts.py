@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.requests import PromptSpec
 from draftgauge.core.errors import PromptError, TraceError
-from draftgauge.core.prompts import SPLITS, Message, Prompt, prompts_sha256, read_prompts
+from draftgauge.core.prompts import SPLITS, Message, Prompt, prompts_sha256, read_prompts, unsealed
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
@@ -77,7 +77,8 @@ def prompt_name(path: Path) -> str:
 
 def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
     path = prompt_file(spec.prompts, spec.split or "test")
-    turns = turns_of(read_prompts(path, None, spec.tasks, spec.split), spec.turns)
+    prompts = read_prompts(path, None, spec.tasks, spec.split)
+    turns = turns_of(prompts if spec.split else unsealed(prompts), spec.turns)
     return path, first_per_task(turns, spec.per_task)[: spec.limit]
 
 

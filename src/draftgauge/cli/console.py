@@ -120,7 +120,7 @@ def friendly_errors(resume: str = "") -> Iterator[Outcome]:
     except BaseException as error:
         outcome.code = EXIT_USAGE
         if _by_interrupt(error):
-            errors.print(f"[yellow]interrupted.[/] {_escaped(resume)}", soft_wrap=True, highlight=False)
+            errors.print(f"[yellow]interrupted.[/] {escaped(resume)}", soft_wrap=True, highlight=False)
             outcome.code = EXIT_INTERRUPTED
         elif isinstance(error, DraftgaugeError):
             fail(str(error))
@@ -177,11 +177,11 @@ def interruptible(process_ends: bool = False) -> Iterator[None]:
 
 
 def fail(message: str) -> None:
-    errors.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
+    errors.print(f"[bold red]error:[/] {escaped(message)}", soft_wrap=True, highlight=False)
 
 
 def warn(message: str) -> None:
-    errors.print(f"[yellow]warning:[/] {_escaped(message)}", soft_wrap=True, highlight=False)
+    errors.print(f"[yellow]warning:[/] {escaped(message)}", soft_wrap=True, highlight=False)
 
 
 class _Notes(logging.Handler):
@@ -223,7 +223,7 @@ def friendly_warnings() -> Iterator[None]:
             own.removeHandler(notes)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     return printable(text).replace("[", r"\[")
 
 
@@ -327,8 +327,8 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[s
         figures = all(isinstance(row.get(key), int | float | None) for row in shown)
         table.add_column(heading, justify="right" if figures else "left", overflow="fold", width=given)
     for line in zip(*(column for _, column, _ in fitting.values()), strict=True):
-        table.add_row(*map(_escaped, line))
-    console.print(f"\n[bold]{_escaped(title)}[/]" if title else "", soft_wrap=True, highlight=False)
+        table.add_row(*map(escaped, line))
+    console.print(f"\n[bold]{escaped(title)}[/]" if title else "", soft_wrap=True, highlight=False)
     try:
         console.width = usual if narrow else 10_000
         console.print(table)

@@ -14,7 +14,9 @@ def build(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
     rows = build_datastore(request)
     (row,) = rows
     console.print(
-        f"{request.out}: {row['outputs']} outputs of {row['tokens']} tokens, at most {row['capacity']}", highlight=False
+        f"{request.out}: {row['outputs']} outputs of {row['tokens']} tokens, at most {row['capacity']}",
+        markup=False,
+        highlight=False,
     )
     if row["left_out"]:
         console.print(

@@ -55,7 +55,11 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
         missing = " and ".join(left_out)
         console.print(f"Run the same command with a larger --seconds to add {missing}.", highlight=False)
     console.print(describe_load(machine_load()), highlight=False)
-    console.print(f"{time.monotonic() - begun:.0f} s. Open {request.out / REPORT_NAME} in a browser.", highlight=False)
+    console.print(
+        f"{time.monotonic() - begun:.0f} s. Open {request.out / REPORT_NAME} in a browser.",
+        markup=False,
+        highlight=False,
+    )
     return rows
 
 

@@ -24,7 +24,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     rows = run(request)
     show_table(f"Exported to {request.out}", rows, COLUMNS)
     for engine, command in serving_commands(rows[0]).items():
-        console.print(f"{engine}: {command}", highlight=False, soft_wrap=True)
+        console.print(f"{engine}: {command}", markup=False, highlight=False, soft_wrap=True)
     if rows[0]["llama_cpp_lacks"]:
         console.print(
             f"llama.cpp cannot run it: it lacks {rows[0]['llama_cpp_lacks']}", highlight=False, soft_wrap=True

@@ -51,7 +51,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     if live:
         order = sorted(live, key=lambda row: -row["live_ratio"])
         said = "as modelled" if order == live else "another one: " + ", ".join(row["drafter"] for row in order)
-        console.print(f"The order of live decoding is {said}.", highlight=False, soft_wrap=True)
+        console.print(f"The order of live decoding is {said}.", markup=False, highlight=False, soft_wrap=True)
     for row in live:
         if row["live_mismatched_prompts"]:
             warn(f"{row['live_mismatched_prompts']} outputs with {row['drafter']} are not those of plain decoding")

@@ -9,4 +9,4 @@ from draftgauge.cli.console import console
 def report(request: ReportRequest) -> None:
     from draftgauge.api.report import report as run
 
-    console.print(f"wrote {run(request)}", highlight=False)
+    console.print(f"wrote {run(request)}", markup=False, highlight=False)

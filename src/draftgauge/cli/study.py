@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
-from draftgauge.cli.console import IncompleteError, console, errors, progress, show_table
+from draftgauge.cli.console import IncompleteError, console, errors, escaped, progress, show_table
 from draftgauge.core.load import busy_note, machine_load
 
 POOLED = {
@@ -85,7 +85,7 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
     if outcome.left and request.so_far:
         errors.print(f"{outcome.left} cells are left; without --so-far the study goes on.")
     for name, message in outcome.failures.items():
-        errors.print(f"[bold red]cell {name} failed:[/] {message}", soft_wrap=True, highlight=False)
+        errors.print(f"[bold red]cell {escaped(name)} failed:[/] {escaped(message)}", soft_wrap=True, highlight=False)
     if outcome.failures:
         errors.print("The same command tries the failed cells again.")
         raise IncompleteError(outcome.rows)

@@ -46,12 +46,12 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
     if request.plan:
         show_table("Before anything starts", rows, PLAN_COLUMNS)
         if said := busy_note(machine_load(), request.training.threads):
-            console.print(said, highlight=False)
+            console.print(said, markup=False, highlight=False)
         return rows
     show_table("Trained", rows, COLUMNS)
     out = quote(str(request.out))
     said = f"Next: draftgauge evaluate {out}   or   draftgauge generate PROMPT --drafter {out}"
-    console.print(said, highlight=False, soft_wrap=True)
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
     return rows
 
 

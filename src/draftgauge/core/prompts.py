@@ -18,7 +18,7 @@ TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 FORMS = ("prompt", "turns", "messages", "conversations", "body")
 ID_KEYS = ("id", "question_id", "custom_id", "task_id")  # "task_id": HumanEval, also in speculator_benchmarks
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
-SEALED = "sealed"  # of prompts that are judged on where they are asked for by name, and read for nothing else
+SEALED = "sealed"  # of prompts kept for a last judgement: beside others they are read if asked for by this name
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,18 @@ def in_turn(prompts: Iterable[OfTask]) -> list[OfTask]:
 
 
 def for_training(prompts: Sequence[Prompt]) -> list[Prompt]:
-    return [prompt for prompt in prompts if prompt.split == TRAIN] or list(prompts)
+    return [prompt for prompt in prompts if prompt.split == TRAIN] or unsealed(prompts)
 
 
 def for_judging(prompts: Sequence[Prompt]) -> list[Prompt]:
-    named = {prompt.split for prompt in prompts}
-    return [prompt for prompt in prompts if prompt.split == TEST or not {TRAIN, TEST} <= named]
+    if {TRAIN, TEST} <= {prompt.split for prompt in prompts}:
+        return [prompt for prompt in prompts if prompt.split == TEST]
+    return unsealed(prompts)
+
+
+def unsealed(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Those that are not kept for a last judgement; all of them if no others are there."""
+    return [prompt for prompt in prompts if prompt.split != SEALED] or list(prompts)
 
 
 def learned_from(trained: Path | None, judged: Path, places: Collection[int]) -> bool:

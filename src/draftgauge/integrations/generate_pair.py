@@ -58,6 +58,8 @@ class BoundPair:
                 kind.check(source, tokenizer, options)
             self.drafts = kind.load(source, self.target, options)
             if self.drafts.model is not None and tokenizer is None:
+                if self.drafts.model.module is None:
+                    raise DraftgaugeError(f"{drafter} is a GGUF file: give the target's tokenizer, to compare them by")
                 _check_models(model, self.drafts.model.module, None)
         plan = self.drafts.tap_plan
         self.taps: Taps | None = None if plan is None else attach_taps(self.target, plan)

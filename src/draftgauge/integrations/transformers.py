@@ -100,6 +100,7 @@ class Speculative:
         self._tokenizer = tokenizer
         self._engine = engine
         self._pair: BoundPair | None = None
+        self._given = self.costs, self._policy
 
     def __call__(
         self,
@@ -147,6 +148,8 @@ class Speculative:
 
     def _bind(self, model: PreTrainedModel) -> BoundPair:
         """The model and its drafter, made ready; those of the last call if nothing has changed."""
+        if self._pair is not None and self._pair.target.module is not model:
+            self.costs, self._policy = self._given  # what was measured and learned is of another model
         if self._pair is None or not self._pair.holds(model):
             self._pair = None  # its memory is freed before more is taken
             with torch.inference_mode(False):  # a model's weights may move, and are to be trainable where they go

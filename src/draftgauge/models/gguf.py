@@ -47,10 +47,20 @@ class GgufModel:
         self._llama = libllama()
         self.eos_token_id = end_tokens_of(self._model)
         vocabulary = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self._model))
-        context = min(self._llama.llama_model_n_ctx_train(self._model), LONGEST)
+        takes = self._llama.llama_model_n_ctx_train(self._model)
+        context, reason = min(takes, LONGEST), ""
+        if takes > LONGEST:
+            reason = f"draftgauge gives GGUF files {LONGEST} of the {takes} that they take, all of it allocated at once"
         family = metadata(self._model, "general.architecture")
         self.spec = ModelSpec(
-            vocabulary, context, torch.device("cpu"), torch.float32, family, engine, branches=BRANCHES
+            vocabulary,
+            context,
+            torch.device("cpu"),
+            torch.float32,
+            family,
+            engine,
+            branches=BRANCHES,
+            context_reason=reason,
         )
         self._context = self._open_context(path)
         self._memory = self._llama.llama_get_memory(self._context)

@@ -26,7 +26,12 @@ PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:", "sglang": "sglang:"}  
 # Where answers have counters, by engine: the object, then the steps, the drafted and the accepted tokens in it.
 ANSWERS = {
     "vllm": (("metrics", "speculative_decoding"), "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
-    "llama-server": (("timings",), "predicted_n", "draft_n", "draft_n_accepted"),  # predicted_n: steps and accepted
+    "llama-server": (
+        ("timings",),
+        "predicted_n",
+        "draft_n",
+        "draft_n_accepted",
+    ),  # predicted_n: the first token, steps, accepted
     "sglang": (("meta_info",), "spec_verify_ct", "spec_draft_token_num", "spec_accept_token_num"),
 }
 ALIKE = 0.95  # drafts are of one length if their mean is this share of the longest: ends of outputs shorten some
@@ -127,14 +132,18 @@ def _of_answers(engine: str, path: Path) -> SpeculationCounts:
         try:
             for key in keys:
                 answer = answer[key]
-            totals = [total + int(answer[name]) for total, name in zip(totals, names, strict=True)]
-        except (KeyError, TypeError, ValueError) as error:
+            if engine == "llama-server":  # which says nothing of drafts where there were none
+                answer = {"draft_n": 0, "draft_n_accepted": 0} | answer
+            steps, drafted, accepted = (int(answer[name]) for name in names)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DraftgaugeError(
                 f"{where} has no counters of {engine} ({'.'.join(keys)}: {', '.join(names)}): "
                 "name another engine, or ask for them when the server is started"
             ) from error
-    steps, drafted, accepted = totals
-    return SpeculationCounts(steps - accepted if engine == "llama-server" else steps, drafted, accepted)
+        if engine == "llama-server":  # counts tokens, the first of which comes with the prompt
+            steps = max(steps - 1, 0) - accepted
+        totals = [total + count for total, count in zip(totals, (steps, drafted, accepted), strict=True)]
+    return SpeculationCounts(totals[0], totals[1], totals[2])
 
 
 def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | None:
@@ -171,9 +180,11 @@ def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
         raise DraftgaugeError(f"{' and '.join(names)} are {generated:g}, {length:g} and {rate:g}, which cannot be")
     if names[1] not in shown:
         return None
+    if length > 1 and rate == 0:
+        raise DraftgaugeError(f"{names[1]} is {length:g}, and {names[2]} is not shown or 0, so that drafts are unknown")
     steps = round(generated / max(1.0, length))
     accepted = round(generated) - steps
-    return SpeculationCounts(steps, round(accepted / rate) if rate else accepted, accepted)
+    return SpeculationCounts(steps, round(accepted / rate) if rate else 0, accepted)
 
 
 def served_models(engine: str, url: str) -> list[str]:

@@ -73,6 +73,8 @@ async def _ask(address: str, body: Any, seconds: float) -> tuple[int, bytes]:
                 if len(content) > MAX_BYTES:
                     raise ServerError(f"{address} answers with more than {MAX_BYTES // 2**20} MiB: is it the server?")
             return answer.status_code, bytes(content)
+    except DraftgaugeError:  # a ValueError too
+        raise
     except TimeoutError as error:
         raise ServerError(f"{address} has not answered within {seconds:g} s") from error
     except (httpx2.ConnectError, httpx2.ProxyError) as error:
