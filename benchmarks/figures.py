@@ -218,7 +218,7 @@ def rows_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {_drafter(pooled)} | {' | '.join(figures)} |"
 
 
-RECIPE_NAMES = {"ttt": "token by token", "block": "block-wise"}
+RECIPE_NAMES = {"ttt": "token by token", "block": "block-wise", "block-wise-markov": "block-wise, Markov head"}
 
 
 def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
@@ -239,7 +239,7 @@ def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
     for design in dict.fromkeys(row["design"] for row in runs):
         for recipe, name in RECIPE_NAMES.items():
             seconds = [row["seconds_draft"] for row in runs if (row["design"], row["recipe"]) == (design, recipe)]
-            remedy = "block-wise" if recipe == "block" else None
+            remedy = {"ttt": None, "block": "block-wise"}.get(recipe, recipe)
             own = [row for row in matching(rows, {"design": design, "remedy": remedy}) if "capacity" in row]
             agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
             by_measure = {row["measure"]: row for row in own if "measure" in row and "task" not in row}
@@ -262,11 +262,11 @@ def curve_table(rows: Sequence[Row]) -> Iterator[str]:
     shown = " | ".join(f"{row['tokens_seen']:,.0f}" for row in first)
     yield f"| design | trained | {shown} positions | after equal seconds |"
     yield f"|---|---|{'---:|' * (len(first) + 1)}"
-    equal = {row["design"]: row for row in rows if "equal_seconds" in row}
+    equal = [row for row in rows if "equal_seconds" in row]
     for design, recipe in dict.fromkeys((row["design"], row["curve"]) for row in found):
         own = [f"{row['tokens_per_step']:.2f}" for row in matching(found, {"design": design, "curve": recipe})]
-        at = f"{equal[design][recipe]:.2f}" if design in equal else ""
-        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join(own)} | {at} |"
+        at = [f"{row[recipe]:.2f}" for row in matching(equal, {"design": design}) if recipe in row]
+        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join(own)} | {', '.join(at)} |"
 
 
 def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
@@ -294,8 +294,10 @@ def limits_table(rows: Sequence[Row]) -> Iterator[str]:
         layer = min((row["target_layer"] for row in queries), default=None)
         at = {row["depth"]: row for row in queries if row["target_layer"] == layer}
         cells = [f"{at[d]['query_kl']:.2f} ({at[d]['uniform_kl']:.2f})" if at else "" for d in (0, 6)]
-        cells += [f"{row['effective_rank']:.0f} of {row['full_rank']:.0f}" for row in matching(found, own)]
-        yield f"| `{design}` | {RECIPE_NAMES['block' if remedy else 'ttt']} | {' | '.join(cells)} |"
+        last = [*matching(found, own)][-3:]  # of two attentions the one over the target's keys
+        cells += [f"{row['effective_rank']:.0f} of {row['full_rank']:.0f}" for row in last]
+        recipe = {None: "ttt", "block-wise": "block"}.get(remedy, remedy)
+        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join(cells)} |"
 
 
 def trained_table(rows: Sequence[Row]) -> Iterator[str]:

@@ -81,7 +81,7 @@ def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> No
     measured = study_rows(results(tmp_path, alphas, seeds=(0, 1)))
     runs = [row for row in measured if "recipe" in row]
     assert [(row["recipe"], row["design"], row["seed"]) for row in runs] == [
-        ("ttt", "kv", 0), ("block", "kv", 0), ("ttt", "kv", 1), ("block", "kv", 1)
+        (recipe, "kv", seed) for seed in (0, 1) for recipe in ("ttt", "block", "block-wise-markov")
     ]  # fmt: skip
     keys = ("tokens_seen", "tokens_per_step_live", "agreement", "seconds_draft", "speedup")
     assert all(row["tokens_seen"] == 1000 and row["seconds_draft"] == 7 * 2.0 / 1e3 for row in runs)

@@ -25,6 +25,7 @@ from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, wa
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
+from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.simulate import can_replay, replay_lengths
@@ -84,6 +85,9 @@ class _Source:
     @property
     def curve(self) -> CostCurve:
         return self.curves[min(self.curves)]
+
+
+OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 
 
 @verb(AdviseRequest)
@@ -149,7 +153,13 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     trace, _ = read_run(run, request.judged.tasks)
     measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
     drafted_by = None if measured is None else measured.drafted_by
-    deployment = deployment_of(manifest, engine, path)
+    deployment = deployment_of(manifest, path)
+    if engine.name not in OWN:  # which do not know the bundled models by name
+        draft = f"{REFERENCE}/draft" if deployment.draft == REFERENCE else deployment.draft
+        target, draft, tokenizer = (
+            str(resolve_source(name)) for name in (deployment.target, draft, deployment.tokenizer or "")
+        )
+        deployment = replace(deployment, target=target, draft=draft, tokenizer=tokenizer or None)
     deployment = replace(deployment, proposer=drafted_by == BY_DRAFTGAUGE, options=recorded_with(manifest))
     first = ""
     if format_ is not None:

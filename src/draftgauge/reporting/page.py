@@ -41,6 +41,7 @@ from draftgauge.traces.manifest import COSTS_NAME, ModelEntry
 TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known
 TIMELINES = 4  # of one compression
+BUNDLED = "reference"
 PLAIN, BOUND, LIVE = Series("muted", (1.2, 1.8)), Series("green", (6, 2)), Series("vermillion", (), "D")
 MODELLED, RULES, STEP = Series("blue", (), "o"), Series("purple", (), "s"), Series("ink")
 BATCH_COLUMNS: Columns = {
@@ -145,13 +146,16 @@ def advise(run: Run) -> dict[str, Any]:
 
 
 def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
-    """By engine; one that runs no policies gets the best fixed length."""
+    """By engine; one that runs no policies gets the best fixed length. Of the bundled pair, which engines do not know
+    by name, none."""
     manifest = run.manifest
-    flags = []
+    flags: list[tuple[str, str]] = []
+    if manifest.target.source == BUNDLED:
+        return flags
+    deployment = deployment_of(manifest, run.folder / COSTS_NAME)
     for name in ("transformers", "vllm", "sglang", "llama-server"):
         engine = ENGINES[name]
         if not engine.drafters or manifest.drafter in engine.drafters:
-            deployment = deployment_of(manifest, engine, run.folder / COSTS_NAME)
             runs_it = engine.policies or setting_length(run.verdict.setting) is not None
             flags.append((name, engine.flags(run.verdict.setting if runs_it else f"{FIXED}{gamma}", deployment)))
     return flags

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, compared_policies, fixed_length
 from draftgauge.traces.manifest import Manifest
 
@@ -20,7 +19,6 @@ LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH = "language_model", "prompt_lookup", "eag
 VLLM = (LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH)  # DFlash from vLLM 0.20 on
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
-OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
 MAX_NGRAM = 3  # that prompt lookup looks up
 
@@ -41,14 +39,11 @@ class Deployment:
     options: tuple[str, ...] = ()  # of ``draftgauge generate``, for decoding as the run was recorded
 
 
-def deployment_of(manifest: Manifest, engine: Engine, costs: Path) -> Deployment:
-    """What flags name of a recorded run. Engines but our own do not know the bundled models by name."""
-    target, draft = manifest.target.source, manifest.draft.source if manifest.draft is not None else "DRAFT"
-    tokenizer = manifest.tokenizer or ""
-    if engine.name not in OWN:
-        draft = f"{REFERENCE}/draft" if draft == REFERENCE else draft
-        target, draft, tokenizer = (str(resolve_source(name)) for name in (target, draft, tokenizer))
-    return Deployment(target, draft, manifest.drafter, manifest.gamma_max, str(costs), tokenizer or None)
+def deployment_of(manifest: Manifest, costs: Path) -> Deployment:
+    """What flags name of a recorded run."""
+    draft = "DRAFT" if manifest.draft is None else manifest.draft.source
+    sources = (manifest.target.source, draft, manifest.drafter)
+    return Deployment(*sources, manifest.gamma_max, str(costs), manifest.tokenizer)
 
 
 @dataclass(frozen=True)

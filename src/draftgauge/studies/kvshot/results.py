@@ -80,7 +80,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
       ``mat_minus_plain`` to the same drafter without its remedy or head, ``mat_minus_random`` to the same from random
       weights, ``mat_minus_control`` to the control;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
-    - of a study with two recipes, every run without a head as ``recipe, design, seed, tokens_seen,
+    - of a study with two recipes, every run as ``recipe`` (or its head)``, design, seed, tokens_seen,
       tokens_per_step_live, agreement`` (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
     - of a study that keeps learning curves, see :mod:`draftgauge.studies.kvshot.curve`, a row for every checkpoint, and
       both recipes after equal seconds of training; and :func:`~draftgauge.studies.kvshot.curve.gradient_rows`;
@@ -101,18 +101,17 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
         variant: {result.cell.request.seed: Run(result.agreed, result.survived) for result in group}
         for variant, group in groups.items()
     }
-    headless = [result for result in results if result.cell.variant.remedy not in HEADS]
-    if len({result.cell.request.recipe for result in headless}) > 1:
-        rows += map(_recipe_row, headless)
-        for result in headless:
+    if len({result.cell.request.recipe for result in results}) > 1:
+        rows += map(_recipe_row, results)
+        for result in results:
             request = result.cell.request
-            rows += gradient_rows(request.recipe, request.reuse, request.seed, result.history)
+            rows += gradient_rows(_recipe(result), request.reuse, request.seed, result.history)
     curves: list[Row] = []
     for variant, group in groups.items():
-        if variant.remedy in HEADS:
-            continue
-        curves += curve_rows(variant, group[0].cell.request.recipe, [each.curve for each in group if each.curve])
-    rows += [*curves, *at_equal_seconds(curves, BLOCK, TTT)]
+        curves += curve_rows(variant, _recipe(group[0]), [each.curve for each in group if each.curve])
+    rows += curves
+    for recipe in (BLOCK, *HEADS):
+        rows += at_equal_seconds(curves, recipe, TTT)
     return [*rows, *_paired_rows(runs), *verdict_rows(runs)]
 
 
@@ -134,11 +133,17 @@ def _run_row(result: CellResult) -> Row:
     return row | dict(found["latency"] or {})
 
 
+def _recipe(result: CellResult) -> str:
+    """How it was trained: its recipe, or the name of the head that it has beside it."""
+    remedy = result.cell.variant.remedy
+    return remedy if remedy in HEADS else result.cell.request.recipe
+
+
 def _recipe_row(result: CellResult) -> Row:
     request, latency = result.cell.request, result.evaluation["latency"] or {}
     draft = latency["draft_ms"] * latency["gamma"] / 1e3 if latency else None
     return {
-        "recipe": request.recipe,
+        "recipe": _recipe(result),
         "design": request.reuse,
         "seed": request.seed,
         "tokens_seen": result.training["tokens"],
