@@ -87,6 +87,9 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         False,
         help="with recipe 'block', give a 'hidden' drafter the network of DFlash as published, which can be exported.",
     )
+    markov_rank: int = option(
+        0, help="with recipe 'block', rank of a Markov head: a bias of a token by the one drafted before it; 0 for none."
+    )
     length: int = option(1024, help="longest conversation in tokens; longer ones are cut at their end.")
     questions: int | None = option(
         3000, help="most prompts to take from the file, or of the bundled questions; 'none' takes all."
@@ -121,8 +124,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     norm_output: bool = True
     attention_start: str = TARGET  # see training.reuse.start
     loss: str = SOFT  # see training.reuse.loss
-    markov_rank: int = 0  # of a block-wise drafter, as the next
-    confidence_head: bool = False
+    confidence_head: bool = False  # of a block-wise drafter
     warm_start: Path | None = None  # a trained hidden drafter that a hybrid or cross one starts from
     warmup: float = 0.05  # share of the steps in which the rate rises; then it falls as a cosine
     optimizer: str = MUON  # of the blocks' matrices; all else has AdamW
