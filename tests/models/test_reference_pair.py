@@ -96,7 +96,7 @@ def test_the_prompts_of_the_readme_get_sentences_and_no_loop(target: CachedModel
     tokenizer = load_tokenizer("reference")
     settings = DecodingSettings(max_new_tokens=128, end_tokens=end_tokens(target, tokenizer))
     asked = re.findall(r'draftgauge generate "([^"]+)"', README.read_text(encoding="utf-8"))
-    assert len(asked) >= 2
+    assert len(asked) >= 1
     for question in asked:
         output = plain_decode(
             target, encode_prompt(tokenizer, [{"role": "user", "content": question}]), settings

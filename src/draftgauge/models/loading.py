@@ -204,7 +204,7 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
 def _load_gguf(path: Path, compression: str, device: str | torch.device | None, engine: str) -> CachedModel:
     if compression != UNCOMPRESSED:
         raise ModelError(f"{path} is quantised already: give another file instead of compression {compression}")
-    if device is not None and choose_device(device).type != "cpu":
+    if device is not None and str(device).partition(":")[0] != "cpu":
         raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
     if engine not in ("auto", *GGUF_ENGINES):
         raise ModelError(f"{path} is a GGUF file, which {' and '.join(GGUF_ENGINES)} run, not the engine {engine}")

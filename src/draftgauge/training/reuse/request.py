@@ -88,7 +88,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         help="with recipe 'block', give a 'hidden' drafter the network of DFlash as published, which can be exported.",
     )
     markov_rank: int = option(
-        0, help="with recipe 'block', rank of a Markov head: a bias of a token by the one drafted before it; 0 for none."
+        0,
+        help="with recipe 'block', rank of a Markov head: a bias of a token by the one drafted before it; 0 for none.",
     )
     length: int = option(1024, help="longest conversation in tokens; longer ones are cut at their end.")
     questions: int | None = option(
