@@ -15,19 +15,12 @@ from draftgauge.replaying.evaluate import evaluate_design
 from draftgauge.replaying.simulate import replay
 from draftgauge.replaying.splits import Design
 from draftgauge.traces.costs import CostCurve
-from linear_costs import LinearCosts
-from linear_costs import curve as linear_curve
+from linear_costs import LinearCosts, curve
 from synthetic import synthetic_trace
 from written_runs import write_run
 
 GAMMA_MAX = 6
 FEW = ("cumulative-confidence", "svip")
-
-
-def curve(drafting: float) -> CostCurve:
-    draft = (tuple(drafting * n for n in range(GAMMA_MAX + 1)),)
-    verify = ((1.0,) * (GAMMA_MAX + 1),)
-    return CostCurve((100,), verify, draft, (1.0,), "uncompressed", "cpu", "float32")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +43,7 @@ def test_all_rules_of_the_field_have_a_grid() -> None:
 
 def test_rules_without_a_point_for_short_drafts_are_left_out() -> None:
     trace = synthetic_trace(0, prompts=4, length=20, gamma_max=1)
-    rivals = tune_rivals(trace, linear_curve(0.1, gamma_max=1))
+    rivals = tune_rivals(trace, curve(0.1, gamma_max=1))
     assert not any(spec.startswith("hf-heuristic") for spec in rivals.arms)
     assert rivals.best in rivals.arms
 
@@ -58,7 +51,7 @@ def test_rules_without_a_point_for_short_drafts_are_left_out() -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_no_point_of_the_grid_is_faster_on_the_training_prompts(name: str, design: Design) -> None:
     assert design.train is not None
-    costs = curve(0.1)
+    costs = curve(0.1, 0.0)
     _, speed = tune(name, design.train, costs)
     speeds = [
         replay(design.train, make_policy(spec, GAMMA_MAX, costs), costs).tokens_per_second for spec in grid_specs(name)
@@ -71,14 +64,14 @@ def test_an_expensive_drafter_tunes_to_shorter_drafts(design: Design) -> None:
     assert design.train is not None
     drafted = []
     for drafting in (0.02, 0.4):
-        costs = curve(drafting)
+        costs = curve(drafting, 0.0)
         policy = make_policy(tune("cumulative-confidence", design.train, costs)[0], GAMMA_MAX)
         drafted.append(replay(design.train, policy, costs).record.drafted.mean())
     assert drafted[0] > drafted[1]
 
 
 def test_rows_say_what_was_tuned_and_what_is_gained_over_the_best_of_it(design: Design) -> None:
-    costs = curve(0.1)
+    costs = curve(0.1, 0.0)
     policies = {"hf-confidence": make_policy("hf-confidence", GAMMA_MAX)}
     rows = evaluate_design(design, costs, policies, tune_rivals(design.training, costs, FEW))
     everywhere = {row["policy"]: row for row in rows if row["task"] == "all"}
@@ -101,7 +94,7 @@ def _train_speed(spec: str, design: Design, costs: CostCurve) -> float:
 
 
 def test_without_tuning_there_is_no_rival(design: Design) -> None:
-    rows = evaluate_design(design, curve(0.1), {})
+    rows = evaluate_design(design, curve(0.1, 0.0), {})
     assert {row["best_rival"] for row in rows} == {row["gain_over_rival"] for row in rows} == {None}
 
 

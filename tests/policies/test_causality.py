@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from asked import Asked
 from draftgauge.policies import POLICIES, Policy, make_policy
-from draftgauge.policies.base import DropsLast, Extends, ReadsText, StatelessPolicy
+from draftgauge.policies.base import Extends, StatelessPolicy
+from draftgauge.policies.stored_texts import AsksStored, StoredTexts, with_stored
 from draftgauge.replaying.rows import signal_arrays
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace
@@ -51,24 +53,9 @@ def at_once(policy: Policy, trace: Trace) -> np.ndarray | None:
     return policy.lengths(signal_arrays(trace, policy.reads)) if isinstance(policy, StatelessPolicy) else None
 
 
-class AskedOnly:
-    """A policy that cannot decide for all positions at once."""
-
-    def __init__(self, inner: Policy) -> None:
-        self.reads = inner.reads
-        self.reset, self.limit = inner.reset, inner.limit
-        self.keep_drafting, self.observe = inner.keep_drafting, inner.observe
-        if isinstance(inner, ReadsText):
-            self.read = inner.read
-        if isinstance(inner, Extends):
-            self.extend = inner.extend
-        if isinstance(inner, DropsLast):
-            self.drops_last = inner.drops_last
-
-
 def check(make: Callable[[], Policy], trace: Trace, position: int) -> None:
     """Raise AssertionError if a decision before a position depends on what lies after it."""
-    lengths, steps = at_once(make(), trace), replay(trace, AskedOnly(make())).record
+    lengths, steps = at_once(make(), trace), replay(trace, Asked(make())).record
     for seed in range(3):
         other = scrambled(trace, position, seed)
         if lengths is not None:
@@ -76,7 +63,7 @@ def check(make: Callable[[], Policy], trace: Trace, position: int) -> None:
             assert changed is not None
             np.testing.assert_array_equal(changed[:position], lengths[:position])
         # Both walks are the same as long as no step has come to know a scrambled token.
-        asked = replay(other, AskedOnly(make())).record
+        asked = replay(other, Asked(make())).record
         apart = int(np.argmax(steps.position + steps.committed > position))
         before = apart + int(steps.position[apart] < position)
         assert before > 0
@@ -102,9 +89,20 @@ def test_what_comes_later_changes_no_decision_before_it(spec: str, position: int
     check(lambda: policy_of(spec), trace, position)
 
 
+@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if isinstance(policy_of(spec), Extends)])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_so_it_is_where_the_text_repeats_itself(spec: str, position: int, repeating: Trace) -> None:
-    record = replay(repeating, policy_of(spec, drafting=0.3)).record
+def test_so_it_is_where_the_text_repeats_itself(spec: str, position: int, repeating: Trace, stored: bool) -> None:
+    """Also beside a datastore."""
+    rng = np.random.default_rng(position)
+    texts = StoredTexts([rng.integers(0, 6, rng.integers(0, 25)).tolist() for _ in range(6)])
+
+    def make() -> Policy:
+        policy = policy_of(spec, drafting=0.3)
+        if stored and isinstance(policy, AsksStored):
+            with_stored([policy], texts)
+        return policy
+
+    record = replay(repeating, make()).record
     assert record.appended.sum() >= 5, "the policy must append tokens for this to say something"
-    check(lambda: policy_of(spec, drafting=0.3), repeating, position)
+    check(make, repeating, position)

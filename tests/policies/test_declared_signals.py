@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 
+from asked import Asked
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
 from draftgauge.decoding.settings import DecodingSettings
@@ -18,7 +18,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
-from draftgauge.policies.base import DropsLast, Extends, ReadsText, reads_of
+from draftgauge.policies.base import PolicyBase, ReadsText
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
@@ -76,52 +76,26 @@ class Watched:
         return [Watched(signal, self._watch) for signal in signals]
 
 
-class Asked:
-    """A policy with its reading watched, asked token by token."""
+class WatchedPolicy(Asked):
+    """A policy with its reading watched."""
 
-    def __init__(self, inner: Policy) -> None:
-        self.inner, self.reads = inner, reads_of(inner)
+    def __init__(self, inner: Policy, at_once: bool = False) -> None:
+        super().__init__(inner)
         self.watch = Watch(self.reads)
-
-    def reset(self) -> None:
-        self.inner.reset()
-
-    def limit(self) -> int:
-        return self.inner.limit()
+        if isinstance(inner, ReadsText):
+            self.read = self._read
+        elif at_once and isinstance(inner, StatelessPolicy):
+            self.lengths = lambda signals: inner.lengths(Watched(signals, self.watch))  # type: ignore[arg-type]
 
     def keep_drafting(self, signal: Signal) -> bool:
-        return self.inner.keep_drafting(Watched(signal, self.watch))  # type: ignore[arg-type]
+        return super().keep_drafting(Watched(signal, self.watch))  # type: ignore[arg-type]
 
     def observe(self, step: Step) -> None:
-        self.inner.observe(Watched(step, self.watch))  # type: ignore[arg-type]
+        super().observe(Watched(step, self.watch))  # type: ignore[arg-type]
 
-
-class AskedReader(Asked):
-    """One that reads the prompt too."""
-
-    def read(self, prompt_tokens: Sequence[int]) -> None:
+    def _read(self, prompt_tokens: Sequence[int]) -> None:
         self.watch.note("prompt_tokens")
-        assert isinstance(self.inner, ReadsText)
-        self.inner.read(prompt_tokens)
-
-
-class AtOnce(Asked):
-    """One that decides for all positions at once."""
-
-    def lengths(self, signals: SignalArrays) -> np.ndarray:
-        assert isinstance(self.inner, StatelessPolicy)
-        return self.inner.lengths(Watched(signals, self.watch))  # type: ignore[arg-type]
-
-
-def watched(policy: Policy, at_once: bool) -> Asked:
-    if isinstance(policy, ReadsText):
-        asked: Asked = AskedReader(policy)
-    else:
-        asked = AtOnce(policy) if at_once and isinstance(policy, StatelessPolicy) else Asked(policy)
-    for name, kind in (("extend", Extends), ("drops_last", DropsLast)):
-        if isinstance(policy, kind):
-            setattr(asked, name, getattr(policy, name))
-    return asked
+        self.inner.read(prompt_tokens)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +104,14 @@ def trace() -> Trace:
     return recorded_trace(wrap(tiny_model()), drafter, [PROMPT], SETTINGS, GAMMA_MAX)
 
 
-def run_live(policy: Asked) -> None:
+def run_live(policy: Policy) -> None:
     speculative_decode(wrap(tiny_model()), LanguageModelDrafter(wrap(tiny_model(seed=2))), policy, PROMPT, SETTINGS)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("way", ["live", "asked in replay", "at once in replay"])
 def test_a_policy_reads_exactly_what_it_declares(spec: str, way: str, trace: Trace) -> None:
-    policy = watched(make_policy(spec, GAMMA_MAX, LinearCosts(drafting=0.01)), at_once=way == "at once in replay")
+    policy = WatchedPolicy(make_policy(spec, GAMMA_MAX, LinearCosts(drafting=0.01)), way == "at once in replay")
     if way == "live":
         run_live(policy)
     else:
@@ -146,18 +120,9 @@ def test_a_policy_reads_exactly_what_it_declares(spec: str, way: str, trace: Tra
 
 
 def test_there_is_no_default(trace: Trace) -> None:
-    class Silent:
-        def reset(self) -> None:
-            pass
-
+    class Silent(PolicyBase):
         def limit(self) -> int:
             return 2
-
-        def keep_drafting(self, signal: Signal) -> bool:
-            return True
-
-        def observe(self, step: Step) -> None:
-            pass
 
     for run in (run_live, lambda policy: replay(trace, policy)):
         with pytest.raises(DraftgaugeError, match="Silent must declare the signals that it reads"):

@@ -36,6 +36,9 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
 @pytest.mark.parametrize(
     "spec",
     [
+        "hf-heuristic:start=3",
+        "hf-confidence:threshold=0.3,adaptive=true",
+        "cumulative-confidence:threshold=0.3",
         "stopping",
         "svip:scale=0.05,threshold=0.35",
         "speckv",

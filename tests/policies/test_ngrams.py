@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.policies.ngrams import LONGEST, MOST_MATCHED, FirstOccurrences, Match, NgramIndex
+from draftgauge.policies.ngrams import LONGEST, MOST_MATCHED, Match, NgramIndex
 from draftgauge.policies.stored_texts import StoredTexts
 
 texts_of_few_words = st.lists(st.integers(0, 3), max_size=60)
@@ -94,17 +94,3 @@ def test_no_text_goes_on_into_the_next_and_the_last_one_counts() -> None:
     assert index.continuation(3) == [5, 6]
     index.extend([8, 2])  # a match in the text itself comes before a stored one of its length
     assert index.continuation(1) == [8]
-
-
-@settings(deadline=None)
-@given(text=texts_of_few_words, longest=st.integers(1, 4))
-def test_prompt_lookup_copies_from_the_first_occurrence(text: list[int], longest: int) -> None:
-    occurrences = FirstOccurrences(longest)
-    occurrences.extend(text)
-    expected: list[int] = []
-    for n in range(min(longest, len(text)), 0, -1):
-        places = [at for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
-        if places:
-            expected = text[places[0] : places[0] + 3]
-            break
-    assert occurrences.continuation(3) == expected

@@ -41,9 +41,8 @@ def test_prices_by_hand() -> None:
     # 1, 1.5, 1.75 and 1.875 tokens in 1, 1.5, 1.6 and 1.7 s.
     assert prices.rate == pytest.approx(1.1 * 1.875 / 1.7)
     # From nothing, one token takes 0.5 s, two that count as 1.5 take 0.6, three that count as 1.75 take 0.7.
-    assert prices.thresholds == pytest.approx(
-        [prices.rate * 0.7 / 1.75, prices.rate * 0.1 / 1.5, prices.rate * 0.1][:1] + [prices.rate * 0.1] * 2
-    )
+    # Behind one token the next takes 0.1 s, and two that count as 1.5 take 0.2: the next alone is the cheaper.
+    assert prices.thresholds == pytest.approx([prices.rate * 0.7 / 1.75, prices.rate * 0.1, prices.rate * 0.1])
     assert prices.worth_of_drafting(0, 0.9) == pytest.approx(0.9 * 1.75 - prices.rate * 0.7)
     assert prices.worth_of_drafting(2, 0.9) == pytest.approx(0.9 - prices.rate * 0.1)
 
@@ -91,12 +90,6 @@ def test_the_bundled_numbers_serve_shorter_drafts_too(name: str) -> None:
         assert make_policy(name, gamma_max, LinearCosts(drafting=0.01)).limit() == min(gamma_max, 16)
 
 
-def test_a_fitted_file_can_be_read_on_one_screen() -> None:
-    for name in ("stopping", "two-source"):
-        path = Path(__file__).parents[2] / f"src/draftgauge/policies/bundled/{name}.json"
-        assert len(path.read_text().splitlines()) <= 40
-
-
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     for name in ("stopping", "two-source", "speckv"):
         save_fitted(bundled_policy(name), tmp_path / "p.json")
@@ -116,6 +109,7 @@ def _with(fitted: FittedPolicy, path: str, value: object) -> FittedPolicy:
 
 BROKEN = [
     ("stopping", "constant", math.nan),
+    ("stopping", "lambda", 1),
     ("stopping", "logit_confidence", math.inf),
     ("stopping", "logit_confidence", 1e308),
     ("stopping", "rate_scale", 0.0),

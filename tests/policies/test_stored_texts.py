@@ -1,16 +1,11 @@
-"""Stored texts: what is stored is found, what is not changes nothing, and nothing later is known earlier."""
+"""Stored texts: what is stored is found, and what is not changes nothing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.base import Policy
 from draftgauge.policies.lookup import TextLookup
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
@@ -18,13 +13,11 @@ from draftgauge.replaying.evaluate import evaluate_design
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import Replay, replay
 from draftgauge.replaying.splits import Design
-from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
-from linear_costs import LinearCosts, curve
+from linear_costs import curve
 from synthetic import repeating_trace
 
 GAMMA_MAX = 6
-VOCABULARY = 5
 
 
 def stored_answers(trace: Trace) -> StoredTexts:
@@ -49,32 +42,6 @@ def test_what_is_stored_is_found_and_what_is_not_changes_nothing() -> None:
     without_store = hindsight_optimum(trace, costs, text=True).tokens_per_second
     assert hindsight_optimum(trace, costs, True, stored_answers(trace)).tokens_per_second > without_store
     assert hindsight_optimum(trace, costs, text=True).tokens_per_second == without_store  # not the cached one
-
-
-def policies(costs: CostCurve) -> list[Policy]:
-    specs = ("two-source", "lookup:least=2,tokens=4", "lookup-else-stopping:least=2,tokens=4")
-    return [make_policy(spec, GAMMA_MAX, costs) for spec in specs]
-
-
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 10_000), cut=st.integers(5, 35))
-def test_what_comes_later_in_an_output_changes_no_step_before(seed: int, cut: int) -> None:
-    trace = repeating_trace(seed, prompts=1, length=40, gamma_max=GAMMA_MAX, vocabulary=VOCABULARY)
-    rng = np.random.default_rng(seed)
-    changed = replace(trace, token=trace.token.copy())
-    changed.token[cut:] = rng.integers(0, VOCABULARY, len(trace.token) - cut)
-    stored = StoredTexts([rng.integers(0, VOCABULARY, rng.integers(0, 25)).tolist() for _ in range(6)])
-    for policy in policies(LinearCosts(drafting=0.1)):
-        with_stored([policy], stored)
-        before = []
-        for each in (trace, changed):
-            record = replay(each, policy).record
-            reached = record.position + record.drafted + record.appended < cut
-            first = len(reached) if reached.all() else int(reached.argmin())
-            before.append((record.drafted[:first].tolist(), record.appended[:first].tolist(), first))
-        count = min(first for _, _, first in before)
-        assert before[0][0][:count] == before[1][0][:count]
-        assert before[0][1][:count] == before[1][1][:count]
 
 
 def test_policies_that_look_nothing_up_take_no_datastore() -> None:

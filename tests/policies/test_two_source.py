@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Signal
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.ngrams import Match
 from draftgauge.policies.two_source import SIGNALS, LookupNumbers, TwoSource, TwoSourceNumbers
-from draftgauge.replaying.simulate import replay
 from linear_costs import LinearCosts
-from synthetic import sampled_trace
 
 GAMMA_MAX = 6
 
@@ -112,8 +110,3 @@ def test_a_file_of_it_and_what_it_refuses() -> None:
     assert isinstance(fitted_policy(fitted, GAMMA_MAX, LinearCosts()), TwoSource)
     with pytest.raises(DraftgaugeError, match="weighs the cost"):
         fitted_policy(fitted, GAMMA_MAX, None)
-
-
-def test_sampled_traces_are_refused_with_the_reason() -> None:
-    with pytest.raises(TraceError, match="does not hold the target's chances"):
-        replay(sampled_trace(1, prompts=2, length=9, gamma_max=3), TwoSource(random_numbers(5, 3), LinearCosts()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from curves import linear_costs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
 from draftgauge.policies.fixed import FixedLength
@@ -30,7 +30,6 @@ from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, synthetic_trace
 
 GAMMA_MAX = 6
-MakeCosts = Callable[..., CostCurve]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def trace() -> Trace:
 
 
 @pytest.fixture(scope="module")
-def costs(linear_costs: MakeCosts) -> CostCurve:
+def costs() -> CostCurve:
     return linear_costs(GAMMA_MAX)
 
 
@@ -119,7 +118,7 @@ def test_drafting_nothing_has_no_acceptance_rate(rows: dict[tuple[str, str], Row
     assert row["drafted_per_step"] == 0.0
 
 
-def test_no_way_to_hindsight_no_share_of_it(trace: Trace, linear_costs: MakeCosts) -> None:
+def test_no_way_to_hindsight_no_share_of_it(trace: Trace) -> None:
     hopeless = linear_costs(GAMMA_MAX, t_draft=10.0)
     row = evaluate(trace, hopeless, {"no-draft": FixedLength(0)})[-1]
     assert row["best_fixed_gamma"] == 0
@@ -157,7 +156,7 @@ def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> N
             assert found["low"] <= found["rate"] <= found["high"]
 
 
-def test_rows_name_their_sources_and_both_bounds(linear_costs: MakeCosts) -> None:
+def test_rows_name_their_sources_and_both_bounds() -> None:
     trace = repeating_trace(5, prompts=12, length=60, gamma_max=GAMMA_MAX, vocabulary=5)
     costs = linear_costs(GAMMA_MAX)
     design = Design("all", trace, None)

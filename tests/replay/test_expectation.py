@@ -4,13 +4,13 @@ above them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from curves import linear_costs
 from draftgauge.policies import make_policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
@@ -19,7 +19,6 @@ from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.traces.build import make_trace, narrow, select
-from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import DRAWS, drawn, draws
 from draftgauge.traces.trace import PromptInfo, Trace
@@ -80,9 +79,7 @@ def test_what_is_drafted_after_a_refused_token_counts() -> None:
 
 
 @pytest.mark.parametrize("spec", ["no-draft", "fixed:1", "fixed:3", "hf-confidence:0.6", "cumulative-confidence:0.3"])
-def test_the_expectation_is_the_mean_of_walks(
-    trace: Trace, spec: str, linear_costs: Callable[[int], CostCurve]
-) -> None:
+def test_the_expectation_is_the_mean_of_walks(trace: Trace, spec: str) -> None:
     costs = linear_costs(GAMMA_MAX)
     exact = replay(trace, make_policy(spec, GAMMA_MAX), costs)
     walks = [replay(walk, make_policy(spec, GAMMA_MAX), costs) for walk in draws(trace, DRAWN)]
@@ -125,9 +122,7 @@ def test_policies_with_a_memory_are_averaged_over_draws(trace: Trace) -> None:
     assert_allclose(replay(trace, policy).steps, replay(trace, policy).steps)
 
 
-def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(
-    trace: Trace, linear_costs: Callable[[int], CostCurve]
-) -> None:
+def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace) -> None:
     costs = linear_costs(GAMMA_MAX)
     bound = np.mean([hindsight_optimum(walk, costs).replay.seconds for walk in draws(trace)], axis=0)
     optimum = hindsight_optimum(trace, costs)
@@ -157,7 +152,7 @@ def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
     assert found[2]["rate"] == pytest.approx(weight @ label / weight.sum())
 
 
-def test_narrowing_a_trace_is_recording_shorter_drafts(trace: Trace, linear_costs: Callable[[int], CostCurve]) -> None:
+def test_narrowing_a_trace_is_recording_shorter_drafts(trace: Trace) -> None:
     cut, costs = narrow(trace, 2), replace(linear_costs(2), catch_up=(0.0, 0.01))
     for policy in (FixedLength(2), ConfidenceThreshold(0.6, 2)):
         for name in ("steps", "drafted", "accepted", "seconds"):

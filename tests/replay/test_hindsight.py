@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from curves import linear_costs, random_costs
 from draftgauge.core.errors import TraceError
 from draftgauge.policies import make_policy
 from draftgauge.policies.ngrams import NgramIndex
@@ -71,9 +71,7 @@ def every_path(trace: Trace, prompt: int, costs: CostCurve, text: bool) -> list[
 @examples
 @pytest.mark.parametrize("text", [False, True])
 @given(seed=st.integers(0, 100_000), length=st.integers(1, 6), gamma_max=st.integers(1, 3))
-def test_dynamic_programming_equals_enumeration(
-    seed: int, length: int, gamma_max: int, text: bool, random_costs: Callable[[int, int], CostCurve]
-) -> None:
+def test_dynamic_programming_equals_enumeration(seed: int, length: int, gamma_max: int, text: bool) -> None:
     trace = synthetic_trace(seed, prompts=3, length=length + 1, gamma_max=gamma_max)
     if text:
         trace = repeating_trace(seed, prompts=2, length=length, gamma_max=gamma_max, vocabulary=2)
@@ -87,9 +85,7 @@ def test_dynamic_programming_equals_enumeration(
 
 @examples
 @given(seed=st.integers(0, 100_000), length=st.integers(1, 60), gamma_max=st.integers(2, 8))
-def test_no_policy_beats_hindsight_on_any_prompt(
-    seed: int, length: int, gamma_max: int, random_costs: Callable[[int, int], CostCurve]
-) -> None:
+def test_no_policy_beats_hindsight_on_any_prompt(seed: int, length: int, gamma_max: int) -> None:
     trace = synthetic_trace(seed, prompts=4, length=length, gamma_max=gamma_max)
     costs = random_costs(seed, gamma_max)
     least = hindsight_optimum(trace, costs).replay.seconds
@@ -98,7 +94,7 @@ def test_no_policy_beats_hindsight_on_any_prompt(
         assert (least <= outcome.seconds * (1 + 1e-12)).all()
 
 
-def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., CostCurve]) -> None:
+def test_the_best_path_has_the_seconds_of_its_steps() -> None:
     trace = synthetic_trace(7, prompts=5, length=80, gamma_max=6)
     costs = linear_costs(6)
     best = hindsight_optimum(trace, costs)
@@ -112,12 +108,12 @@ def test_the_best_path_has_the_seconds_of_its_steps(linear_costs: Callable[..., 
     np.testing.assert_array_equal(record.drafted, record.accepted)
 
 
-def test_a_cost_curve_measured_less_far_is_refused(linear_costs: Callable[..., CostCurve]) -> None:
+def test_a_cost_curve_measured_less_far_is_refused() -> None:
     with pytest.raises(TraceError, match=r"measured for gamma 0\.\.2"):
         hindsight_optimum(synthetic_trace(1, prompts=2, length=9, gamma_max=4), linear_costs(2))
 
 
-def test_the_text_is_no_source_of_sampled_decoding(linear_costs: Callable[..., CostCurve]) -> None:
+def test_the_text_is_no_source_of_sampled_decoding() -> None:
     trace = sampled_trace(1, prompts=2, length=9, gamma_max=3)
     with pytest.raises(TraceError, match="sampled decoding does not hold"):
         hindsight_optimum(trace, linear_costs(3), text=True)

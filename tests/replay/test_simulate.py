@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.core.signals import Reads, SignalName
+from asked import Asked
+from curves import linear_costs
+from draftgauge.core.signals import SignalName
 from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.base import asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
@@ -85,28 +86,22 @@ def steps_of(outcome: Replay, prompt: int) -> list[tuple[int, int, int, int]]:
     return list(zip(*columns, strict=True))
 
 
-@dataclass
-class TokenByToken:
-    """A policy with its ``lengths`` hidden, and a note of all it was told."""
+class TokenByToken(Asked):
+    """A policy with a note of all it was told: every signal."""
 
-    inner: Policy
-    reads: Reads = frozenset(SignalName)
-    asked: list[Signal] = field(default_factory=list)
-    told: list[Step] = field(default_factory=list)
-
-    def reset(self) -> None:
-        self.inner.reset()
-
-    def limit(self) -> int:
-        return self.inner.limit()
+    def __init__(self, inner: Policy) -> None:
+        super().__init__(inner)
+        self.reads = frozenset(SignalName)
+        self.asked: list[Signal] = []
+        self.told: list[Step] = []
 
     def keep_drafting(self, signal: Signal) -> bool:
         self.asked.append(signal)
-        return self.inner.keep_drafting(signal)
+        return super().keep_drafting(signal)
 
     def observe(self, step: Step) -> None:
         self.told.append(step)
-        self.inner.observe(step)
+        super().observe(step)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -121,12 +116,10 @@ def test_replay_takes_the_steps_of_a_live_loop(spec: str, seed: int, length: int
 
 
 @pytest.mark.parametrize("spec", ["no-draft", "fixed:3", "hf-confidence", "cumulative-confidence", "stopping"])
-def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(
-    spec: str, linear_costs: Callable[..., CostCurve]
-) -> None:
+def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(spec: str) -> None:
     trace, costs = synthetic_trace(3, prompts=6, length=60, gamma_max=6), linear_costs(6)
     policy = make_policy(spec, 6, costs)
-    fast, slow = replay(trace, policy, costs), replay(trace, TokenByToken(policy, policy.reads), costs)
+    fast, slow = replay(trace, policy, costs), replay(trace, Asked(policy), costs)
     for name in ("steps", "drafted", "accepted", "committed", "seconds"):
         np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
 
@@ -197,7 +190,7 @@ def test_a_step_does_not_know_that_the_output_stops_early() -> None:
     ]  # the end token was drafted: no token of the target's own
 
 
-def test_modelled_seconds_follow_length_and_context(linear_costs: Callable[..., CostCurve]) -> None:
+def test_modelled_seconds_follow_length_and_context() -> None:
     costs = linear_costs(4)
     outcome = replay(hand_made_trace([0, 4, 0, 0, 0, 0, 0, 0]), FixedLength(2), costs)
     drafted, contexts = [2, 2, 2, 2, 1, 0], [100, 101, 104, 105, 106, 107]
@@ -207,7 +200,7 @@ def test_modelled_seconds_follow_length_and_context(linear_costs: Callable[..., 
     assert outcome.tokens_per_second == pytest.approx(8 / sum(expected), rel=1e-12)
 
 
-def test_catching_up_is_charged_where_it_happens(linear_costs: Callable[..., CostCurve]) -> None:
+def test_catching_up_is_charged_where_it_happens() -> None:
     plain = linear_costs(4)
     costs = replace(plain, catch_up=(0.0, 10.0, 200.0, 3000.0))
     trace = hand_made_trace([2, 0, 0, 2, 0, 0, 1, 0, 0, 0, 0])

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.writer import TraceWriter
 from synthetic import synthetic_manifest, synthetic_records
+from written_runs import write_records
 
 GAMMA_MAX = 6
 LENGTH = 40
@@ -39,12 +38,12 @@ def write_run(
     """
     manifest = synthetic_manifest(prompts, costs.gamma_max, length)
     manifest = replace(manifest, target=replace(manifest.target, compression=costs.compression))
-    with TraceWriter(folder, manifest) as writer:
-        for record in synthetic_records(seed, prompts, length, costs.gamma_max):
-            text = [PIECES[token] if token < len(PIECES) else f"t{token} " for token in record.token]
-            info = replace(record.info, task=tasks[record.info.index % len(tasks)]) if tasks else record.info
-            writer.add(replace(record, text=text, info=info))
-    costs.save(folder / COSTS_NAME)
+    records = []
+    for record in synthetic_records(seed, prompts, length, costs.gamma_max):
+        text = [PIECES[token] if token < len(PIECES) else f"t{token} " for token in record.token]
+        info = replace(record.info, task=tasks[record.info.index % len(tasks)]) if tasks else record.info
+        records.append(replace(record, text=text, info=info))
+    write_records(folder, manifest, records, costs)
     return folder
 
 

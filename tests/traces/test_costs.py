@@ -72,17 +72,11 @@ def test_cost_ratio_is_drafting_one_token_over_verifying_one() -> None:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    CURVE.save(tmp_path / "costs.json")
-    assert CostCurve.load(tmp_path / "costs.json") == CURVE
-    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
-
-
-@pytest.mark.parametrize("change", [{"plain": [4.1, 8.0]}, {"signals": None}, {"compression": "nf4"}, {"version": 2}])
-def test_a_changed_value_or_a_lost_key_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "costs.json"
     CURVE.save(path)
-    document = json.loads(path.read_text()) | change
-    path.write_text(json.dumps({name: value for name, value in document.items() if value is not None}))
+    assert CostCurve.load(path) == CURVE
+    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"plain": [4.1, 8.0]}))
     with pytest.raises(TraceError, match=r"costs\.json .*run `draftgauge profile` again"):
         CostCurve.load(path)
 
@@ -112,24 +106,6 @@ def test_a_curve_that_cannot_have_been_measured_is_refused(
     with pytest.raises(
         TraceError, match=rf"costs\.json is not a cost curve: {message}.*run `draftgauge profile` again"
     ):
-        CostCurve.load(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"there is no cost curve .*costs\.json; run `draftgauge profile` again"),
-        ("{", "not JSON"),
-        ("[]", "is not a cost curve"),
-        (json.dumps({"contexts": [1], "version": 2}), "is not a cost curve"),
-        (json.dumps({"format": "draftgauge-costs", "version": 4}), "is a cost curve of version 4, this .* reads 3"),
-    ],
-)
-def test_other_files_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    path = tmp_path / "costs.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(TraceError, match=message):
         CostCurve.load(path)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,10 @@ def test_round_trip(tmp_path: Path) -> None:
     for manifest in (BASE, replace(BASE, draft=None, drafter="prompt_lookup:ngram=3", complete=True)):
         manifest.save(tmp_path)
         assert Manifest.load(tmp_path) == manifest
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"gamma_max": 16', '"gamma_max": 17'))
+    with pytest.raises(TraceError, match=r"manifest\.json is damaged.*not match its checksum.*record the trace again"):
+        Manifest.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -63,23 +66,6 @@ def test_what_changes_rows_changes_the_fingerprint(changes: dict[str, Any], name
     assert other.fingerprint() != BASE.fingerprint()
     with pytest.raises(TraceError, match=re.escape(f"it is of another run ({named}); choose another folder")):
         other.refuse_other(BASE, "it is")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda _: "{", "not JSON"),
-        (lambda _: "[]", "is not a manifest of a trace"),
-        (lambda text: text.replace('"gamma_max": 16', '"gamma_max": 17'), "does not match its checksum"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "of version 2, this draftgauge reads 1"),
-    ],
-)
-def test_what_is_no_manifest_is_refused(tmp_path: Path, change: Callable[[str], str], message: str) -> None:
-    path = tmp_path / "manifest.json"
-    BASE.save(tmp_path)
-    path.write_text(change(path.read_text()))
-    with pytest.raises(TraceError, match=rf"manifest\.json.*{message}.*record the trace again"):
-        Manifest.load(tmp_path)
 
 
 @pytest.mark.parametrize(

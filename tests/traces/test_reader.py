@@ -3,19 +3,17 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.manifest import MANIFEST_NAME
 from draftgauge.traces.reader import find_runs, read_trace
-from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.shards import next_shard, shard_paths, write_shard
 from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records
+from written_runs import write_records
 
 GAMMA, LENGTH = 4, 10
 RECORDS = synthetic_records(1, 9, LENGTH, GAMMA)
@@ -24,9 +22,7 @@ MANIFEST = synthetic_manifest(len(RECORDS), GAMMA, LENGTH)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    with TraceWriter(tmp_path / "run", MANIFEST, shard_prompts=4) as writer:
-        for record in reversed(RECORDS):
-            writer.add(record)
+    write_records(tmp_path / "run", MANIFEST, reversed(RECORDS), shard=4)
     return tmp_path / "run"
 
 
@@ -39,9 +35,7 @@ def test_prompts_come_by_index_whatever_the_shards(run: Path) -> None:
 
 def test_a_run_of_an_earlier_version_calls_its_target_none(tmp_path: Path) -> None:
     earlier = replace(MANIFEST, target=replace(MANIFEST.target, compression="none"))
-    with TraceWriter(tmp_path, earlier) as writer:
-        for record in RECORDS:
-            writer.add(record)
+    write_records(tmp_path, earlier, RECORDS)
     assert '"compression": "none"' in (tmp_path / MANIFEST_NAME).read_text()
     assert read_trace(tmp_path).compression == "uncompressed"
     with TraceWriter(tmp_path, MANIFEST) as resumed:
@@ -87,26 +81,13 @@ def test_a_shard_of_another_run_is_refused(run: Path) -> None:
         read_trace(run)
 
 
-def broken(name: str, at: tuple[int, ...], value: float) -> dict[str, Any]:
-    column = getattr(RECORDS[0], name).copy()
-    column[at] = value
-    return {name: column}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (broken("accepted", (LENGTH - 1,), 3), "accepted differs from the drafted tokens"),
-        (broken("confidence", (0, 0), 2.0), r"confidence must lie in 0..1"),
-        (broken("target_entropy", (2,), np.inf), "target_entropy must be bits"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    record: PromptRecord = replace(RECORDS[0], **changes)
+def test_values_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    confidence = RECORDS[0].confidence.copy()
+    confidence[0, 0] = 2.0
     manifest = synthetic_manifest(1, GAMMA, LENGTH, complete=True)
     manifest.save(tmp_path)
-    write_shard(next_shard(tmp_path), [record], manifest.fingerprint())
-    with pytest.raises(TraceError, match=message):
+    write_shard(next_shard(tmp_path), [replace(RECORDS[0], confidence=confidence)], manifest.fingerprint())
+    with pytest.raises(TraceError, match=r"confidence must lie in 0..1"):
         read_trace(tmp_path)
 
 

@@ -12,23 +12,17 @@ from draftgauge.core.errors import TraceError
 from draftgauge.traces.build import make_trace, select
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
-from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, sampled_records, synthetic_manifest
+from written_runs import write_records
 
 GAMMA_MAX, LENGTH = 4, 9
 GREEDY = synthetic_manifest(3, GAMMA_MAX, LENGTH)
 SAMPLED = replace(GREEDY, temperature=0.8, top_p=0.9, seed=4)
 
 
-def write(folder: Path, manifest: Manifest, records: list) -> None:
-    with TraceWriter(folder, manifest, 2) as writer:
-        for record in records:
-            writer.add(record)
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     records = sampled_records(1, 3, LENGTH, GAMMA_MAX)
-    write(tmp_path, SAMPLED, records)
+    write_records(tmp_path, SAMPLED, records, shard=2)
     found, made = read_trace(tmp_path), make_trace(records, LENGTH)
     assert same_rows(found, made)
     for field in fields(made.sampled):

@@ -18,8 +18,8 @@ from draftgauge.traces.reader import read_trace
 from draftgauge.traces.record import PromptRecord, make_record
 from draftgauge.traces.shards import read_shard, write_shard
 from draftgauge.traces.trace import PromptInfo
-from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records, texts_of
+from written_runs import write_records
 
 tokens = st.integers(0, 2**31 - 1) | st.integers(0, 2)
 probabilities = st.floats(0, 1, width=32)
@@ -61,9 +61,7 @@ def test_what_is_written_is_read(run: list[PromptRecord], shard_prompts: int) ->
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         manifest = synthetic_manifest(len(run), run[0].gamma_max, 6)
-        with TraceWriter(folder, manifest, shard_prompts) as writer:
-            for record in run:
-                writer.add(record)
+        write_records(folder, manifest, run, shard=shard_prompts)
         by_index = sorted(run, key=lambda record: record.info.index)
         assert same_rows(read_trace(folder), make_trace(by_index, 6))
         for record in run:
