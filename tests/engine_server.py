@@ -62,6 +62,35 @@ def llama_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[
     return "\n".join(lines) + "\n"
 
 
+def sglang_metrics(drafts: int, drafted: int, accepted: int, _: Sequence[int] = ()) -> str:
+    """SGLang's page, which shows means."""
+    means = {
+        "generation_tokens_total": drafts + accepted,
+        "spec_accept_length": (drafts + accepted) / drafts,
+        "spec_accept_rate": accepted / drafted,
+    }
+    return "".join(f'sglang:{name}{{model_name="target"}} {value}\n' for name, value in means.items())
+
+
+def vllm_answer(milliseconds: float = 80.0, tokens: Sequence[int] = range(1, 9), **counters: Any) -> dict[str, Any]:
+    """What vLLM answers to ``/v1/completions`` with token ids and metrics: ``counters`` are of its drafts."""
+    metrics: dict[str, Any] = {"time_to_first_token_ms": 20.0, "generation_time_ms": milliseconds}
+    metrics |= {"speculative_decoding": counters} if counters else {}
+    choice = {"index": 0, "text": "abcdefgh", "token_ids": list(tokens), "finish_reason": "length"}
+    usage = {"prompt_tokens": 11, "completion_tokens": len(tokens), "total_tokens": 11 + len(tokens)}
+    return {"object": "text_completion", "choices": [choice], "usage": usage, "metrics": metrics}
+
+
+def llama_answer(
+    milliseconds: float, tokens: Sequence[int] = range(1, 9), drafted: int = 0, accepted: int = 0
+) -> dict[str, Any]:
+    """What llama.cpp's server answers to ``/completion`` with ``return_tokens``."""
+    timings: dict[str, Any] = {"cache_n": 0, "prompt_n": 9, "prompt_ms": 20.0}
+    timings |= {"predicted_n": len(tokens), "predicted_ms": milliseconds}
+    timings |= {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
+    return {"index": 0, "content": "abcdefgh", "tokens": list(tokens), "timings": timings}
+
+
 def models_page(*names: str) -> str:
     """``/v1/models`` of both."""
     return json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})

@@ -1,12 +1,17 @@
-"""Untrained drafters of every design around one tiny target, for tests of what is measured of them."""
+"""Untrained drafters of every design around one tiny target, for tests of what is measured of them and written."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
-from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
+from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from tiny import tiny_model, tokens
@@ -26,6 +31,22 @@ def net_for(model: CachedModel, design: str, seed: int = 1, **options: object) -
     config = reuse_config(model.module.config, design, target_fingerprint="tiny", **options)  # type: ignore[arg-type]
     draft_tokens = torch.arange(config.draft_vocabulary) if config.draft_vocabulary else None
     return new_net(config, model.module, seed, draft_tokens).eval()
+
+
+def saved_drafter(
+    folder: Path, module: PreTrainedModel, design: str = "hidden", draft_tokens: Tensor | None = None, **options: Any
+) -> ReuseNet:
+    """One as training writes it; its norms are away from one, which would hide a norm of the wrong name."""
+    options = {"intermediate_size": 96, "target_source": "some/target"} | options
+    seed, kept = options.pop("seed", 5), 0 if draft_tokens is None else len(draft_tokens)
+    options |= {"draft_vocabulary": kept, "target_fingerprint": target_fingerprint(module)}
+    net = new_net(reuse_config(module.config, design, **options), module, seed, draft_tokens)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "norm" in name:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    save_drafter(folder, net, {"request": {"depths": 4}})
+    return net.eval().requires_grad_(False)
 
 
 def texts(model: CachedModel, count: int = 6, settings: DecodingSettings = SETTINGS) -> list[HeldOutText]:

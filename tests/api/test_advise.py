@@ -16,16 +16,15 @@ from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.api.advise import LOADED, advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
-from draftgauge.drafters.reuse import new_net, reuse_config, save_drafter
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.models.compression import COMPRESSIONS
-from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
-from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.fitted import save_fitted
 from draftgauge.replaying.splits import split_trace
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
-from engine_server import llama_metrics, models_page, serving, vllm_metrics
+from engine_server import llama_metrics, models_page, serving, sglang_metrics, vllm_answer, vllm_metrics
+from reuse_nets import saved_drafter
 from tiny import tiny_model
 from written_runs import GAMMA_MAX, write_run
 
@@ -106,16 +105,6 @@ def test_one_run_has_one_verdict(run: Path, tmp_path: Path) -> None:
     assert "within 719% only. To settle it, run `draftgauge profile" in best["verdict"]
 
 
-def test_a_policy_that_was_fitted_on_another_pair_is_named(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FITTED, "two", (lambda parameters, gamma_max, costs: FixedLength(2), ()))
-    provenance = {"pair": {"target": "other", "draft": None}, "target": "a-target"}
-    save_fitted(FittedPolicy("two", GAMMA_MAX, (), {}, provenance), tmp_path / "two.json")
-    said = draftgauge(["advise", str(run), "-p", str(tmp_path / "two.json")]).stderr
-    assert "was fitted on another pair (a-target and no model)" in " ".join(said.split())
-
-
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
     cheap = costs_of(tmp_path / "cheap.json", "llama-server", 0.0005)
     expensive = costs_of(tmp_path / "expensive.json", "llama-server", 0.02)
@@ -133,18 +122,6 @@ def test_policies_run_in_vllm_only_where_our_proposer_was_timed(run: Path, tmp_p
         result = draftgauge(["advise", str(run), "-e", "vllm", "--costs", str(costs), "-p", "svip", "-p", "fixed:2"])
         assert ("svip" in result.stdout) == policies
         assert ("vllm does not run svip with these costs" in " ".join(result.stderr.split())) != policies
-
-
-def test_settings_by_batch_are_written(run: Path, tmp_path: Path) -> None:
-    costs = costs_of(tmp_path / "costs.json", "vllm", 0.0005, batches=(1, 64))
-    settings = tmp_path / "settings.json"
-    _, best, _ = advised(
-        [str(run), "-e", "vllm", "--costs", str(costs), "--settings", str(settings)], tmp_path / "rows.json"
-    )
-    lengths = json.loads(best["by_batch"])
-    assert lengths["1"] > lengths["64"]
-    document = json.loads(settings.read_text())
-    assert document["num_speculative_tokens_per_batch_size"][0] == [1, 63, lengths["1"]]
 
 
 def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
@@ -218,13 +195,8 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
 
 
 def answers_file(path: Path) -> Path:
-    metrics = {
-        "num_spec_tokens": 4,
-        "num_spec_steps": 6,
-        "per_step_drafted": [4] * 6,
-        "per_step_accepted": [2, 1, 3, 0, 2, 3],
-    }
-    answer = {"usage": {"prompt_tokens": 9, "completion_tokens": 18}, "metrics": {"speculative_decoding": metrics}}
+    steps = {"num_spec_tokens": 4, "num_spec_steps": 6, "per_step_drafted": [4] * 6}
+    answer = vllm_answer(tokens=range(18), per_step_accepted=[2, 1, 3, 0, 2, 3], **steps)
     path.write_text("\n".join([json.dumps(answer)] * 12))
     return path
 
@@ -241,10 +213,8 @@ def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["requests", "url"])
 def test_a_drafter_that_is_not_known_stays_and_only_its_length_changes(engine: str, given: str, tmp_path: Path) -> None:
     """Flags name no method, no model and nothing of draftgauge; lengths by batch reach the settings."""
-    if (engine, given) == ("sglang", "url"):
-        return  # its counters are not read
     costs = costs_of(tmp_path / "costs.json", engine, 0.0005, batches=(1, 64))
-    metrics = vllm_metrics if engine == "vllm" else llama_metrics
+    metrics = {"vllm": vllm_metrics, "llama-server": llama_metrics, "sglang": sglang_metrics}[engine]
     with serving({"/metrics": (200, metrics(1000, 4000, 2100, (800, 600, 400, 300)))}) as url:
         words = ["--url", url] if given == "url" else ["--requests", str(answers_file(tmp_path / "answers.jsonl"))]
         words += ["-e", engine, "--costs", str(costs), "--settings", str(tmp_path / "settings.json")]
@@ -290,15 +260,6 @@ def drafter_run(folder: Path, run: Path, drafter: str, source: object, family: s
     return write_run(folder, 36, drafter=drafter, draft=draft)
 
 
-def trained(folder: Path, design: str, **settings: Any) -> Path:
-    """A drafter as training writes it."""
-    target = tiny_model(num_hidden_layers=4)
-    save_drafter(
-        folder, new_net(reuse_config(target.config, design, target_fingerprint="t", **settings), target, 0), {}
-    )
-    return folder
-
-
 @pytest.mark.parametrize(
     ("engine", "format_", "settings"), [("vllm", "eagle3", {}), ("sglang", "eagle3", {}), ("vllm", "dflash", BLOCKS)]
 )
@@ -306,7 +267,8 @@ def test_a_drafter_that_reads_the_target_is_advised_on_as_the_checkpoint_that_ex
     engine: str, format_: str, settings: dict[str, Any], run: Path, tmp_path: Path
 ) -> None:
     costs = costs_of(tmp_path / "costs.json", engine, 0.0005)
-    for kind, source in (("reuse", trained(tmp_path / "it", "hidden", **settings)), ("checkpoint", "org/checkpoint")):
+    saved_drafter(tmp_path / "it", tiny_model(num_hidden_layers=4), **settings)
+    for kind, source in (("reuse", tmp_path / "it"), ("checkpoint", "org/checkpoint")):
         folder = drafter_run(tmp_path / kind, run, kind, source, format_)
         _, best, _ = advised([str(folder), "-e", engine, "--costs", str(costs)], tmp_path / "rows.json")
         export, _, serve = best["flags"].rpartition(" && ")
@@ -323,7 +285,9 @@ def test_a_drafter_that_reads_the_target_is_advised_on_as_the_checkpoint_that_ex
 
 
 def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None:
-    block, kv = trained(tmp_path / "hidden", "hidden", **BLOCKS), trained(tmp_path / "kv", "kv", block=4)
+    target, block, kv = tiny_model(num_hidden_layers=4), tmp_path / "hidden", tmp_path / "kv"
+    saved_drafter(block, target, **BLOCKS)
+    saved_drafter(kv, target, "kv", block=4)
     for number, (engine, kind, source, family, words) in enumerate(
         (
             (

@@ -11,34 +11,10 @@ import pytest
 
 from command_line import refusal, rows_of, succeeds
 from draftgauge.traces.engine_costs import read_costs
-from engine_server import error_page, models_page, serving
+from engine_server import error_page, llama_answer, models_page, serving, vllm_answer
 from tiny import save_tiny
 
 LLAMA = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
-
-
-def llama_answer(milliseconds: float, drafted: int = 0, accepted: int = 0) -> str:
-    """What llama.cpp's server answers to ``/completion`` with ``return_tokens``."""
-    timings: dict[str, Any] = {
-        "cache_n": 0,
-        "prompt_n": 9,
-        "prompt_ms": 20.0,
-        "prompt_per_token_ms": 2.2,
-        "predicted_n": 8,
-        "predicted_ms": milliseconds,
-        "predicted_per_second": 8000 / milliseconds,
-    }
-    timings |= {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
-    return json.dumps({"index": 0, "content": "abcdefgh", "tokens": list(range(1, 9)), "timings": timings})
-
-
-def vllm_answer(milliseconds: float, accepted: int | None = None) -> str:
-    """What vLLM answers to ``/v1/completions`` with ``return_token_ids`` and per-request metrics."""
-    metrics: dict[str, Any] = {"time_to_first_token_ms": 20.0, "generation_time_ms": milliseconds}
-    if accepted is not None:
-        metrics["speculative_decoding"] = {"num_accepted_draft_tokens": accepted, "num_draft_tokens": 9}
-    choice = {"index": 0, "text": "abcdefgh", "token_ids": list(range(1, 9)), "finish_reason": "length"}
-    return json.dumps({"choices": [choice], "usage": {"completion_tokens": 8}, "metrics": metrics})
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +35,8 @@ def benched(arguments: list[str], out: Path) -> dict[str, dict[str, Any]]:
 def llama_servers() -> Iterator[list[str]]:
     """One without speculation and one at a fixed length, as arguments."""
     with (
-        serving(LLAMA | {"/completion": (200, llama_answer(80.0))}) as plain,
-        serving(LLAMA | {"/completion": (200, llama_answer(40.0, 12, 5))}) as fixed,
+        serving(LLAMA | {"/completion": (200, json.dumps(llama_answer(80.0)))}) as plain,
+        serving(LLAMA | {"/completion": (200, json.dumps(llama_answer(40.0, drafted=12, accepted=5)))}) as fixed,
     ):
         yield [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
 
@@ -75,7 +51,7 @@ def test_llama_servers(inputs: list[str], llama_servers: list[str], tmp_path: Pa
 
 def test_costs_of_servers_are_written(inputs: list[str], llama_servers: list[str], tmp_path: Path) -> None:
     servers, plain = llama_servers, llama_servers[0]
-    with serving(LLAMA | {"/completion": (200, llama_answer(14.0))}) as draft:
+    with serving(LLAMA | {"/completion": (200, json.dumps(llama_answer(14.0)))}) as draft:
         costs = ["--costs-out", str(tmp_path / "costs.json")]
         found = benched([*inputs, *servers, f"draft={draft}", *costs], tmp_path / "rows.json")
         assert set(found) == {"plain", "fixed:4"}
@@ -109,9 +85,10 @@ def test_what_is_asked_of_a_bench_is_asked_of_servers_too(
 
 def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
     models = {"/v1/models": (200, models_page("m"))}
+    slower = vllm_answer(100.0, num_accepted_draft_tokens=4, num_draft_tokens=9)
     with (
-        serving(models | {"/v1/completions": (200, vllm_answer(80.0))}) as plain,
-        serving(models | {"/v1/completions": (200, vllm_answer(100.0, 4))}) as fixed,
+        serving(models | {"/v1/completions": (200, json.dumps(vllm_answer()))}) as plain,
+        serving(models | {"/v1/completions": (200, json.dumps(slower))}) as fixed,
     ):
         servers = [f"plain={plain}", f"fixed:4={fixed}"]
         found = benched([*inputs, *servers], tmp_path / "rows.json")

@@ -18,7 +18,7 @@ from draftgauge.serving.counters import (
 )
 from draftgauge.serving.endpoint import ServerError, fetch_json
 from draftgauge.serving.prometheus import Sample, parse_metrics
-from engine_server import error_page, llama_metrics, models_page, serving, vllm_metrics
+from engine_server import error_page, llama_metrics, models_page, serving, sglang_metrics, vllm_metrics
 
 
 def test_both_servers_count_alike() -> None:
@@ -31,6 +31,8 @@ def test_both_servers_count_alike() -> None:
             assert read_counts(engine, url) == expected
     with serving({"/metrics": (200, llama_metrics(259, 1025, 357))}) as url:  # earlier servers count no positions
         assert read_counts("llama-server", url) == SpeculationCounts(259, 1025, 357)
+    with serving({"/metrics": (200, sglang_metrics(259, 1025, 357))}) as url:  # of its means
+        assert read_counts("sglang", url) == SpeculationCounts(259, 1025, 357)
     page = vllm_metrics(10, 20, 8, (6, 2)) + vllm_metrics(30, 60, 12, (9, 3)).replace('engine="0"', 'engine="1"')
     with serving({"/metrics": (200, page)}) as url:  # engines of one server are added
         assert read_counts("vllm", url) == SpeculationCounts(40, 80, 20, (15, 5))

@@ -15,7 +15,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving import endpoint
 from draftgauge.serving.client import complete
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
-from engine_server import raw_server, serving
+from engine_server import llama_answer, raw_server, serving, vllm_answer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 LENGTH = b"Content-Length: 100000\r\n\r\n"
@@ -106,18 +106,8 @@ def test_servers_can_be_asked_within_an_event_loop_as_a_notebook_has_one() -> No
         assert asyncio.run(cell(url)) == "fine"
 
 
-VLLM: dict[str, Any] = {
-    "choices": [{"token_ids": [1, 2, 3, 4]}],
-    "metrics": {
-        "time_to_first_token_ms": 1.0,
-        "generation_time_ms": 4.0,
-        "speculative_decoding": {"num_accepted_draft_tokens": 1, "num_draft_tokens": 2},
-    },
-}
-LLAMA: dict[str, Any] = {
-    "tokens": [1, 2, 3, 4],
-    "timings": {"prompt_ms": 1.0, "predicted_ms": 4.0, "predicted_n": 4, "draft_n": 2, "draft_n_accepted": 1},
-}
+VLLM = vllm_answer(4.0, (1, 2, 3, 4), num_accepted_draft_tokens=1, num_draft_tokens=2)
+LLAMA = llama_answer(4.0, (1, 2, 3, 4), drafted=2, accepted=1)
 
 
 def completed(engine: str, answer: Any) -> Any:
@@ -130,7 +120,7 @@ def completed(engine: str, answer: Any) -> Any:
 def test_completions_are_read_and_nonsense_in_any_place_is_refused(engine: str, answer: dict[str, Any]) -> None:
     good = completed(engine, answer)
     assert (good.tokens, good.timed, good.drafted, good.accepted, good.steps) == ([1, 2, 3, 4], 3, 2, 1, 3)
-    assert (good.prefill_seconds, good.decode_seconds) == (0.001, 0.004)
+    assert (good.prefill_seconds, good.decode_seconds) == (0.02, 0.004)
     for nonsense in ([], "x", None, 3):
         with pytest.raises(ServerError, match="does not answer as"):
             completed(engine, nonsense)
@@ -138,9 +128,9 @@ def test_completions_are_read_and_nonsense_in_any_place_is_refused(engine: str, 
     counts = numbers["speculative_decoding"] if engine == "vllm" else numbers
     accepted = "num_accepted_draft_tokens" if engine == "vllm" else "draft_n_accepted"
     seconds = "generation_time_ms" if engine == "vllm" else "predicted_ms"
-    tokens = answer["choices"][0] if engine == "vllm" else answer
+    tokens, ids = (answer["choices"][0], "token_ids") if engine == "vllm" else (answer, "tokens")
     places = [(counts, accepted, (-1, 3, 1.5, "1", float("inf"))), (numbers, seconds, (0, -1, "4", float("nan"), [1]))]
-    places += [(tokens, next(iter(tokens)), (["a"], [-1], [None], [10**30], "abc", None))]
+    places += [(tokens, ids, (["a"], [-1], [None], [10**30], "abc", None))]
     for holder, key, values in places:
         kept = holder[key]
         for value in values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from draftgauge.serving.requests_trace import RequestSteps, import_requests, pos
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import make_record
 from draftgauge.traces.trace import PromptInfo, Trace
+from engine_server import vllm_answer
 
 LENGTH, WIDTH = 40, 4
 
@@ -88,28 +90,10 @@ def test_steps_that_do_not_account_for_the_tokens() -> None:
         trace_of_requests([short])
 
 
-def answer(**metrics: object) -> dict[str, object]:
-    """An answer as vLLM 0.32 documents it."""
-    speculative: dict[str, object] = {
-        "mean_acceptance_length": 2.0,
-        "draft_acceptance_rate": 0.25,
-        "acceptance_histogram": [1, 0, 1, 0, 0],
-        "acceptance_histogram_by_draft_length": {"4": [1, 0, 1, 0, 0]},
-        "num_spec_steps": 2,
-        "num_accepted_draft_tokens": 2,
-        "num_draft_tokens": 8,
-        "num_spec_tokens": 4,
-        "per_step_accepted": [2, 0],
-        "per_step_drafted": [4, 4],
-    }
-    return {
-        "id": "cmpl-1",
-        "object": "text_completion",
-        "model": "target",
-        "choices": [{"index": 0, "text": "a b c d e", "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16},
-        "metrics": {"time_to_first_token_ms": 8.5, "speculative_decoding": speculative | metrics},
-    }
+def answer(**metrics: object) -> dict[str, Any]:
+    steps = {"num_spec_steps": 2, "num_accepted_draft_tokens": 2, "num_draft_tokens": 8, "num_spec_tokens": 4}
+    steps |= {"per_step_accepted": [2, 0], "per_step_drafted": [4, 4]}
+    return vllm_answer(tokens=range(5), **steps | metrics)
 
 
 def test_a_file_of_answers(tmp_path: Path) -> None:
@@ -117,7 +101,7 @@ def test_a_file_of_answers(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     separated = answer() | {"task": "chat", "choices": [{"text": "a\u2028b"}]}
     short = answer(num_spec_steps=0)
-    speculative = short["metrics"]["speculative_decoding"]  # type: ignore[index]
+    speculative = short["metrics"]["speculative_decoding"]
     del speculative["per_step_accepted"], speculative["per_step_drafted"]
     given = [json.dumps(each, ensure_ascii=False) for each in (separated, separated, short)]
     path.write_text("\n".join(given) + "\n", encoding="utf-8")
