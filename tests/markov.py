@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from draftgauge.drafters import dense, draft_builder
 from draftgauge.models.base import ModelSpec
@@ -165,6 +166,22 @@ def law_of_model(
         if chance > 0 and output_tokens not in law:
             law[output_tokens] = chance
     return dict(law)
+
+
+@torch.no_grad()
+def law_of_module(module: PreTrainedModel, prompt: list[int], count: int, sampling: Sampling) -> Law:
+    """As :func:`law_of_model`, of a transformer."""
+    law: Law = {(): 1.0}
+    for _ in range(count):
+        rows = {
+            text: probabilities(module(torch.tensor([[*prompt, *text]])).logits[:, -1], sampling)[0] for text in law
+        }
+        law = {
+            (*text, token): chance * float(rows[text][token])
+            for text, chance in law.items()
+            for token in rows[text].nonzero()[:, 0].tolist()
+        }
+    return law
 
 
 def assert_same_law(law: Law, expected: Law, tolerance: float = 2e-6) -> None:

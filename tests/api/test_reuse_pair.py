@@ -11,31 +11,24 @@ import numpy as np
 import pytest
 
 from draftgauge.api.bench import bench
+from draftgauge.api.export import export
 from draftgauge.api.generate import generate
 from draftgauge.api.pair import load_pair, load_pair_of
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
-from draftgauge.drafters.reuse import ReuseSource, new_net, reuse_config, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse import ReuseSource
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.loading import load_model
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
+from reuse_nets import saved_drafter
+from small_profiles import record
 from tiny import save_tiny
 
 ON_CPU = PairSpec(machine=DeviceSpec(device="cpu"))
 SMALL: dict[str, Any] = {"device": "cpu", "max_new_tokens": 12}
-
-
-def save_random(folder: Path, target: Path, design: str, seed: int = 0) -> Path:
-    """A drafter as new as training would start it, saved."""
-    module = load_model(target, device="cpu").module
-    config = reuse_config(
-        module.config, design, target_fingerprint=target_fingerprint(module), target_source=str(target)
-    )
-    save_drafter(folder, new_net(config, module, seed), {})
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +37,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     target = save_tiny(folder / "target", num_hidden_layers=4)
     lines = [json.dumps({"prompt": f"prompt number {n}", "task": "a"}) for n in range(3)]
     (folder / "prompts.jsonl").write_text("\n".join(lines))
-    drafters = {design: save_random(folder / design, target, design) for design in ("hybrid", "kv", "control")}
+    module = load_model(target, device="cpu").module
+    drafters = {design: folder / design for design in ("hybrid", "kv", "control")}
+    for design, place in drafters.items():
+        saved_drafter(place, module, design, target_source=str(target))
     return {
         "target": target,
         "prompts": folder / "prompts.jsonl",
@@ -52,18 +48,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     } | drafters
 
 
+def given(models: dict[str, Path], drafter: object) -> dict[str, Any]:
+    return {"target": models["target"], "prompts": models["prompts"], "drafter": drafter}
+
+
 @pytest.fixture(scope="module")
 def recorded(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "trace"
-    profile(
-        target=models["target"],
-        drafter=models["hybrid"],
-        prompts=models["prompts"],
-        out=out,
-        gamma_max=3,
-        cost_seconds=0,
-        **SMALL,
-    )
+    record(given(models, models["hybrid"]), out, **SMALL)
     return out
 
 
@@ -112,21 +104,22 @@ def test_a_recorded_run_names_its_drafter_and_can_be_replayed(models: dict[str, 
     assert load_pair_of(manifest, ON_CPU).draft_source.name == "reuse"
 
 
+def test_an_exported_drafter_drafts_the_same(models: dict[str, Path], tmp_path: Path) -> None:
+    saved_drafter(tmp_path / "hidden", load_model(models["target"], device="cpu").module, taps=(0, 1, 2))
+    export(tmp_path / "hidden", out=tmp_path / "eagle3")
+    drafted = []
+    for drafter in (tmp_path / "hidden", tmp_path / "eagle3"):
+        pair = load_pair(models["target"], drafter=drafter, device="cpu")
+        drafted.append([step[:3] for step in generate(pair, "hello", "fixed:3", max_new_tokens=20)[1].steps])
+    assert drafted[0] == drafted[1] != []
+
+
 def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
     target, place = models["target"], tmp_path / "drafter"
     shutil.copytree(models["kv"], place)
-    profile(
-        target=target,
-        drafter=place,
-        prompts=models["prompts"],
-        out=tmp_path / "run",
-        gamma_max=3,
-        cost_seconds=0,
-        limit=1,
-        **SMALL,
-    )
+    record(given(models, place), tmp_path / "run", limit=1, **SMALL)
     shutil.rmtree(place)
-    save_random(place, target, "kv", seed=1)
+    saved_drafter(place, load_model(target, device="cpu").module, "kv", seed=1)
     with pytest.raises(TraceError, match=r"the draft at .* is not the model"):
         load_pair_of(Manifest.load(tmp_path / "run"), ON_CPU)
 
@@ -151,19 +144,7 @@ def test_benching_with_and_without_a_run(models: dict[str, Path], recorded: Path
 def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="trained for another target"):
         load_pair(models["other"], drafter=models["hybrid"], device="cpu")
-    with pytest.raises(
-        DraftgaugeError, match="unknown drafter 'oracle': choose language_model, prompt_lookup, or give"
-    ):
-        load_pair(models["target"], drafter="oracle")
     for drafter in ("prompt_lookup", models["hybrid"]):
         with pytest.raises(DraftgaugeError, match=r"drafts without the model .*: leave out --draft, or --drafter"):
-            profile(
-                target=models["target"],
-                draft=models["other"],
-                drafter=drafter,
-                prompts=models["prompts"],
-                out=tmp_path / "run",
-            )
-    with pytest.raises(DraftgaugeError, match="unknown drafter"):
-        profile(target=models["target"], drafter=models["target"], prompts=models["prompts"], out=tmp_path / "run")
+            record(given(models, drafter), tmp_path / "run", draft=models["other"])
     assert not (tmp_path / "run").exists()

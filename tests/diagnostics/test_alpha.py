@@ -10,18 +10,20 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.alpha import accepted_lengths, agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.evaluation import live_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.drafters.dense import draft_position_by_position
 from draftgauge.drafters.reuse import ReuseNet
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.taps import TapPlan, attach_taps
-from reuse_nets import DESIGNS, SETTINGS, net_for, target, texts
+from draftgauge.models.taps import attach_taps
+from draftgauge.traces import checks
+from reuse_nets import DESIGNS, SETTINGS, VOCABULARY, net_for, target, texts
 from walks import walked
 
 DEPTHS = 4
 
 
 def follower(net: ReuseNet, model: CachedModel, settings: DecodingSettings = SETTINGS) -> ReuseDrafter:
-    taps = attach_taps(model, TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    taps = attach_taps(model, net.config.tap_plan)
     return ReuseDrafter(net, model, taps, settings.end_tokens)
 
 
@@ -29,18 +31,8 @@ def drafted_from_every_position(net: ReuseNet, model: CachedModel, text: HeldOut
     """Accepted lengths found by drafting, one position after the other."""
     drafter = follower(net, model)
     model.forward(torch.tensor(text.tokens))
-    found = []
-    drafter.prefill(list(text.prompt))
-    for place, token in enumerate(text.output):
-        draft = drafter.propose(DEPTHS, None).tokens
-        right = 0
-        for a, b in zip(draft, text.output[place:], strict=False):
-            if a != b:
-                break
-            right += 1
-        found.append(right)
-        drafter.commit(0, [token])
-    return found
+    drafts = draft_position_by_position(drafter, list(text.prompt), list(text.output), DEPTHS)
+    return checks.accepted_lengths(np.array(text.output, np.int32), drafts.tokens).tolist()
 
 
 @pytest.mark.parametrize("design", DESIGNS)
@@ -71,6 +63,16 @@ def test_live_counts_are_those_of_the_drafts_on_the_way(design: str) -> None:
         reached, right = depth_counts(accepted, drafted, DEPTHS)
         assert live[n][0].tolist() == reached.tolist()
         assert live[n][1].tolist() == right.tolist()
+
+
+def test_live_outputs_that_are_not_the_plain_ones_are_counted() -> None:
+    model = target()
+    texts_ = texts(model)
+    changed = [
+        HeldOutText(text.prompt, (*text.output[:-1], (text.output[-1] + 1) % VOCABULARY)) for text in texts_[1:3]
+    ]
+    drafter = follower(net_for(model, "hidden"), model)
+    assert live_acceptance(model, drafter, [texts_[0], *changed], DEPTHS, SETTINGS)[1] == 2
 
 
 def test_a_draft_vocabulary_is_mapped_back() -> None:

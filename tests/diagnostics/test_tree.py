@@ -9,7 +9,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
 from draftgauge.drafters.reuse import ChainState, ReuseNet, drafting
 from draftgauge.models.base import CachedModel
-from draftgauge.models.taps import TapPlan, batch_features
+from draftgauge.models.taps import batch_features
 from reuse_nets import DESIGNS, net_for, target, texts
 
 Node = tuple[tuple[int, ...], float]
@@ -17,9 +17,7 @@ Node = tuple[tuple[int, ...], float]
 
 def begun(net: ReuseNet, model: CachedModel, text: list[int]) -> tuple[torch.Tensor, ChainState]:
     """The chain after a text, and the logits of its first drafted token."""
-    features = batch_features(
-        model.module, torch.tensor([text]), TapPlan(net.config.hidden_layers, net.config.kv_layers)
-    )
+    features = batch_features(model.module, torch.tensor([text]), net.config.tap_plan)
     end = len(text) - 1
     parts = (
         None if features.hidden is None else features.hidden[0, :end],

@@ -15,7 +15,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, backlog_of, keeps_drafted
 from draftgauge.drafters.reuse.live import ReuseDrafter
-from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.models.taps import attach_taps
 from draftgauge.policies.base import PolicyBase, Signal, Step
 from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.replaying.backlog import backlogs
@@ -97,7 +97,7 @@ def test_a_language_model_takes_in_its_own_token_and_the_last_one_of_a_draft_acc
 def test_a_drafter_that_reads_its_target_takes_in_all_committed_tokens() -> None:
     target = tiny_target()
     net = net_for(target, "hidden")
-    taps = attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    taps = attach_taps(target, net.config.tap_plan)
     check(target, ReuseDrafter(net, target, taps), [[3, 1, 2], [1, 1, 4, 4], [5, 4, 0]], {1, 2, 3})
 
 

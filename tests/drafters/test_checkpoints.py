@@ -26,17 +26,17 @@ from draftgauge.drafters.checkpoints.files import read_config
 from draftgauge.drafters.checkpoints.layouts import DFlashLayout, read_layout
 from draftgauge.drafters.checkpoints.live import CheckpointDrafter
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
-from draftgauge.drafters.reuse import new_net, reuse_config, save_drafter, target_fingerprint
-from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
+from draftgauge.drafters.reuse.blockwise import block_states
 from draftgauge.drafters.source import choose_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
-from draftgauge.verification import Sampling, probabilities
+from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
-from markov import Enumerator, assert_same_law
+from markov import Enumerator, assert_same_law, law_of_module
+from reuse_nets import saved_drafter
 from tiny import save_tiny, tiny_model, tokens
 
 FIXTURES = Path(__file__).parent / "checkpoints"
@@ -118,7 +118,9 @@ def run_speculators(*arguments: str) -> None:
 def test_speculators_computes_the_same_from_what_is_exported(tmp_path: Path, drafted: int) -> None:
     """It takes the embedding, and without a draft vocabulary the head, of the target that the checkpoint names."""
     target = save_tiny(tmp_path / "target", **TARGET)
-    net = saved_block_drafter(tmp_path / "drafter", target, drafted)
+    block = {"taps": (4, 1, 3), "block": 5, "layers": 2, "intermediate_size": 24, "mask_token": 47}
+    block |= {"target_source": str(target), "draft_tokens": torch.arange(0, 2 * drafted, 2) if drafted else None}
+    net = saved_drafter(tmp_path / "drafter", tiny_model("qwen3", **TARGET), **block)
     export(tmp_path / "drafter", out=tmp_path / "out")
     ours, model = build(tmp_path / "out", wrap(tiny_model("qwen3", **TARGET))), tiny_model("qwen3", **TARGET)
     text = tokens(18, vocabulary=48)
@@ -133,27 +135,6 @@ def test_speculators_computes_the_same_from_what_is_exported(tmp_path: Path, dra
             branches.advance(text[:10])
     run_speculators("--exported", str(tmp_path / "out"))
     check_against_speculators(tmp_path / "out")
-
-
-def saved_block_drafter(folder: Path, target: Path, drafted: int = 0, **options: Any) -> BlockNet:
-    module = tiny_model("qwen3", **TARGET)
-    settings = {"taps": (4, 1, 3), "block": 5, "layers": 2, "intermediate_size": 24, "mask_token": 47} | options
-    config = reuse_config(
-        module.config,
-        "hidden",
-        draft_vocabulary=drafted,
-        target_source=str(target),
-        target_fingerprint=target_fingerprint(module),
-        **settings,
-    )
-    net = new_net(config, module, 5, torch.arange(0, 2 * drafted, 2) if drafted else None)
-    with torch.no_grad():  # norms start at one, which would hide a norm of the wrong name
-        for name, parameter in net.named_parameters():
-            if "norm" in name:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
-    save_drafter(folder, net, {"request": {"depths": 5}})
-    assert isinstance(net, BlockNet)
-    return net.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -201,16 +182,7 @@ def test_sampled_output_has_the_targets_law(monkeypatch: pytest.MonkeyPatch, lay
         return tuple(output.tokens)
 
     law = Enumerator(monkeypatch).law(run)
-    wanted: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(3):
-        rows = {
-            text: probabilities(module(torch.tensor([[*prompt, *text]])).logits[:, -1], sampling) for text in wanted
-        }
-        wanted = {
-            (*text, token): chance * float(rows[text][0, token])
-            for text, chance in wanted.items()
-            for token in rows[text][0].nonzero()[:, 0].tolist()
-        }
+    wanted = law_of_module(module, prompt, 3, sampling)
     assert len(wanted) == 8
     assert 2 in drafted
     assert_same_law(law, wanted, tolerance=1e-5)

@@ -135,17 +135,3 @@ def test_nothing_is_drafted_past_the_context():
     assert drafter.propose(8, None).tokens == []
     drafter.prefill([0] * 9)
     assert drafter.propose(8, None).tokens == []
-
-
-def test_a_wider_draft_vocabulary_is_cut_to_the_targets():
-    table = torch.zeros(4, 4, 4)
-    table[..., 3] = 10  # beyond the target's three tokens
-    table[..., 2] = 1
-    drafter = LanguageModelDrafter(MarkovModel(table), vocabulary=3)
-    drafter.prefill([0])
-    assert drafter.propose(2, None).tokens == [2, 2]
-    sampled = LanguageModelDrafter(
-        MarkovModel(table), sampling=Sampling(1.0), generator=torch.Generator(), vocabulary=3
-    )
-    sampled.prefill([0])
-    assert sampled.propose(2, None).probabilities.shape == (2, 3)

@@ -5,7 +5,6 @@ fits is accepted.
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 from typing import Any
 
@@ -26,12 +25,12 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
-from draftgauge.models.taps import TapPlan, attach_taps, batch_features
+from draftgauge.models.taps import attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
-from draftgauge.verification import Sampling, probabilities
+from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
-from markov import Enumerator, assert_same_law
+from markov import Enumerator, assert_same_law, law_of_module
 from tiny import tiny_model, tokens
 
 SMALL_VOCABULARY = 8  # so small that drafts of a random network are accepted in part
@@ -81,9 +80,7 @@ def build_net(
 
 
 def build_drafter(target: CachedModel, net: ReuseNet, **options: Any) -> ReuseDrafter:
-    return new_drafter(
-        net, target, attach_taps(target, TapPlan(net.config.hidden_layers, net.config.kv_layers)), **options
-    )
+    return new_drafter(net, target, attach_taps(target, net.config.tap_plan), **options)
 
 
 @pytest.mark.parametrize(("variant", "engine"), PAIRS)
@@ -131,7 +128,7 @@ def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, st
         logits = unroll(
             net,
             batch,
-            batch_features(target.module, batch, TapPlan(net.config.hidden_layers, net.config.kv_layers)),
+            batch_features(target.module, batch, net.config.tap_plan),
             depths,
         )
     anchors = torch.arange(len(output)) + 7 - 2
@@ -215,19 +212,7 @@ def test_sampled_output_has_the_targets_law(monkeypatch, design, draft_tokens, s
     law = Enumerator(monkeypatch).law(
         lambda: tuple(speculative_decode(target, drafter, FixedLength(gamma), prompt, settings, UNUSED).tokens)
     )
-    assert_same_law(law, law_of_target(module, prompt, count, sampling), tolerance=1e-5)
-
-
-@torch.no_grad()
-def law_of_target(
-    module: PreTrainedModel, prompt: list[int], count: int, sampling: Sampling
-) -> dict[tuple[int, ...], float]:
-    """The law of ``count`` tokens, by multiplying along every sequence."""
-    outputs = list(itertools.product(range(module.config.vocab_size), repeat=count))
-    text = torch.tensor([[*prompt, *output] for output in outputs])
-    rows = probabilities(module(text).logits[:, len(prompt) - 1 : -1], sampling)
-    chances = rows.gather(-1, text[:, len(prompt) :, None])[..., 0].double().prod(-1)
-    return {output: chance for output, chance in zip(outputs, chances.tolist(), strict=True) if chance > 0}
+    assert_same_law(law, law_of_module(module, prompt, count, sampling), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("design", ["hybrid", "block-hybrid"])

@@ -8,49 +8,29 @@ import pytest
 import torch
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse import (
-    ReuseNet,
-    load_drafter,
-    new_net,
-    read_description,
-    reuse_config,
-    save_drafter,
-    target_fingerprint,
-)
+from draftgauge.drafters.reuse import load_drafter, read_description
 from draftgauge.drafters.reuse.persistence import DRAFTER, is_drafter
 from draftgauge.drafters.reuse.unroll import unroll
-from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
-from draftgauge.models.taps import TapPlan, batch_features
+from draftgauge.models.taps import batch_features
+from reuse_nets import saved_drafter
 from tiny import save_tiny, tiny_model, tokens
 
 KEPT = torch.tensor([1, 4, 7, 30])
-
-
-def net_for(target: CachedModel, design: str = "hybrid", draft_tokens: torch.Tensor | None = None) -> ReuseNet:
-    config = reuse_config(
-        target.module.config,
-        design,
-        draft_vocabulary=0 if draft_tokens is None else len(draft_tokens),
-        target_fingerprint=target_fingerprint(target.module),
-        target_source="a tiny one",
-    )
-    return new_net(config, target.module, 5, draft_tokens)
 
 
 @pytest.mark.parametrize("draft_tokens", [None, KEPT])
 @pytest.mark.parametrize("design", ["kv", "hybrid"])
 def test_there_and_back(tmp_path: Path, design: str, draft_tokens: torch.Tensor | None) -> None:
     target = wrap(tiny_model(num_hidden_layers=4))
-    net = net_for(target, design, draft_tokens)
-    save_drafter(tmp_path / "a" / "drafter", net, {"steps": 3})
+    net = saved_drafter(tmp_path / "a" / "drafter", target.module, design, draft_tokens)
     loaded = load_drafter(tmp_path / "a" / "drafter", target)
     assert loaded.config == net.config
-    assert read_description(tmp_path / "a" / "drafter")["extra"] == {"steps": 3}
+    assert read_description(tmp_path / "a" / "drafter")["extra"] == {"request": {"depths": 4}}
     assert loaded.embedding.data_ptr() == target.module.get_input_embeddings().weight.data_ptr()
     assert not any(weight.requires_grad for weight in loaded.parameters())
     text = tokens(12)[None]
-    seen = batch_features(target.module, text, TapPlan(net.config.hidden_layers, net.config.kv_layers))
+    seen = batch_features(target.module, text, net.config.tap_plan)
     for ours, theirs in zip(unroll(net, text, seen, 3), unroll(loaded, text, seen, 3), strict=True):
         torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
     assert (loaded.d2t is None) == (draft_tokens is None)
@@ -58,24 +38,24 @@ def test_there_and_back(tmp_path: Path, design: str, draft_tokens: torch.Tensor 
 
 def test_a_compressed_target_is_the_same_target(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", num_hidden_layers=4)
-    save_drafter(tmp_path / "drafter", net_for(load_model(folder)), {})
+    net = saved_drafter(tmp_path / "drafter", load_model(folder).module)
     half = load_model(folder, compression="bf16")
     loaded = load_drafter(tmp_path / "drafter", half)
     assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16}
     exact = load_drafter(tmp_path / "drafter", half, torch.float32)
-    assert torch.equal(exact.fuse.weight, net_for(load_model(folder)).fuse.weight)
+    assert torch.equal(exact.fuse.weight, net.fuse.weight)
 
 
 def test_another_target_is_refused(tmp_path: Path) -> None:
-    save_drafter(tmp_path, net_for(wrap(tiny_model(num_hidden_layers=4, seed=0))), {})
-    with pytest.raises(ModelError, match="another target \\(a tiny one"):
+    saved_drafter(tmp_path, tiny_model(num_hidden_layers=4, seed=0))
+    with pytest.raises(ModelError, match="another target \\(some/target"):
         load_drafter(tmp_path, wrap(tiny_model(num_hidden_layers=4, seed=1)))
 
 
 def test_a_target_without_modules_is_refused(tmp_path: Path) -> None:
     """As the engine of GGUF files has it."""
     target = wrap(tiny_model(num_hidden_layers=4))
-    save_drafter(tmp_path, net_for(target), {})
+    saved_drafter(tmp_path, target.module)
     target.module = None
     with pytest.raises(ModelError, match="a GGUF target does not show it"):
         load_drafter(tmp_path, target)
@@ -86,7 +66,7 @@ def test_folders_that_hold_no_whole_drafter(tmp_path: Path) -> None:
     assert not is_drafter(tmp_path)
     with pytest.raises(ModelError, match="holds no trained drafter"):
         load_drafter(tmp_path, target)
-    save_drafter(tmp_path, net_for(target), {})
+    saved_drafter(tmp_path, target.module)
     assert is_drafter(tmp_path)
     description = DRAFTER.read(tmp_path / "drafter.json")
 

@@ -13,7 +13,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ChainState, ReuseNet, drafting, new_net, reuse_config
 from draftgauge.drafters.reuse.config import NORMS
 from draftgauge.drafters.reuse.unroll import unroll
-from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.models.taps import Features, batch_features
 from tiny import tiny_model, tokens
 
 LENGTH, DEPTHS = 18, 4
@@ -42,7 +42,7 @@ def texts() -> Tensor:
 @functools.cache
 def features(family: str) -> Features:
     plan = reuse_config(target(family).config, "hybrid")
-    return batch_features(target(family), texts(), TapPlan(plan.hidden_layers, plan.kv_layers))
+    return batch_features(target(family), texts(), plan.tap_plan)
 
 
 def make(
@@ -107,22 +107,6 @@ def test_drafting_is_the_unroll_whatever_is_normalised(design: str, norms: tuple
 @pytest.mark.parametrize(("design", "injection"), [("hybrid", "project-rope"), ("kv", "concat")])
 def test_drafting_is_the_unroll_for_every_family(family: str, design: str, injection: str) -> None:
     assert_drafting_is_the_unroll(make(design, 1, injection, family), family)
-
-
-@pytest.mark.parametrize("design", DESIGNS)
-def test_branches_of_a_tree_are_chains(design: str) -> None:
-    net = make(design, 2 if design == "kv" else 1)
-    _, root = take_in(net, drafting.begin(net), 0, 6, features("qwen3"))
-    paths = [(5, 7, 9), (5, 7, 2), (5, 8, 2), (3, 7, 9)]
-    _, first = drafting.step_many(net, root, torch.tensor([0, 0]), torch.tensor([5, 3]))
-    _, second = drafting.step_many(net, first, torch.tensor([0, 0, 1]), torch.tensor([7, 8, 7]))
-    logits, third = drafting.step_many(net, second, torch.tensor([0, 0, 1, 2]), torch.tensor([9, 2, 2, 9]))
-    assert third.branches == 4
-    for row, path in enumerate(paths):
-        chain = root
-        for token in path:
-            alone, chain = drafting.step(net, chain, token)
-        torch.testing.assert_close(logits[row], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_an_older_chain_stays_right_while_the_text_grows() -> None:

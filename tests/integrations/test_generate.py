@@ -23,12 +23,10 @@ from transformers import (
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import draftgauge
-from draftgauge.drafters.reuse.building import new_net
-from draftgauge.drafters.reuse.config import reuse_config
-from draftgauge.drafters.reuse.persistence import save_drafter, target_fingerprint
 from draftgauge.policies import bundled
 from draftgauge.traces.costs import CostCurve
 from generating import VOCABULARY, Falling, draft_of, plain_and_speculative, prompt, target_of
+from reuse_nets import saved_drafter
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
 FAMILIES = [("qwen3", "lean"), ("qwen3", "static"), ("qwen3", "modules"), ("llama3-rope", "lean"), ("qwen2", "auto")]
@@ -84,8 +82,7 @@ def test_a_policy_that_weighs_cost_has_them_measured_once_or_given(
 @pytest.mark.parametrize("engine", ["lean", "modules"])
 def test_a_trained_drafter_by_its_folder(tmp_path: Path, engine: str) -> None:
     model = tiny_model(num_hidden_layers=4, vocab_size=VOCABULARY, eos_token_id=None)
-    config = reuse_config(model.config, "hidden", intermediate_size=96, target_fingerprint=target_fingerprint(model))
-    save_drafter(tmp_path / "drafter", new_net(config, model, seed=3), {})
+    saved_drafter(tmp_path / "drafter", model)
     speculation = draftgauge.speculative(tmp_path / "drafter", "fixed:2", engine=engine)
     assert torch.equal(*plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=25))
     assert sum(step.drafted for step in speculation.generations[0].steps) > 20
@@ -157,6 +154,7 @@ def test_prompt_lookup_stops_at_an_end_token_in_the_prompt(target: PreTrainedMod
         ({"max_length": 15}, 1, 6),
         ({"min_length": 13, "max_length": 17}, 4, 8),
         ({"max_new_tokens": 1}, 1, 1),
+        ({"max_new_tokens": 20, "max_time": 1e-9}, 1, 1),
         ({"max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(max_length=12)])}, 1, 3),
     ],
 )

@@ -13,6 +13,7 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
     TextStreamer,
     pipeline,
 )
@@ -47,6 +48,9 @@ def refusal(model: PreTrainedModel, speculation: Any = None, inputs: Any = PROMP
         {"cache_implementation": "static"},
         {"prefill_chunk_size": 4},
         {"guidance_scale": 1.5},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"dola_layers": "low"},
+        {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)},
         {"num_assistant_tokens": 7},
         {"num_assistant_tokens_schedule": "heuristic"},
         {"assistant_confidence_threshold": 0.9},

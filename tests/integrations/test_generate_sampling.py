@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, set_seed
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import draftgauge
@@ -48,6 +48,7 @@ class Recorder(LogitsProcessor):
         {"temperature": 0.7, "top_k": 2},
         {"temperature": 1.3, "top_p": 0.8},
         {"temperature": 0.9, "min_p": 0.2},
+        {"temperature": 0.9, "typical_p": 0.6},
         {"logits_processor": LogitsProcessorList([Falling()])},
         {"return_dict_in_generate": True, "top_k": 3, "temperature": 1.5},
     ],
@@ -79,10 +80,13 @@ def test_seeded_outputs_follow_the_law_of_plain_generate(target: PreTrainedModel
     """The same through the real random draws, against the draws of generate itself."""
     runs, options = 200, {"max_new_tokens": 2, "do_sample": True, "top_k": 3, "temperature": 1.5}
     speculation = draftgauge.speculative(draft, "fixed:2")
-    torch.manual_seed(0)
-    counts = Counter(
-        tuple(target.generate(prompt(), **options, custom_generate=speculation)[0, 9:].tolist()) for _ in range(runs)
-    )
+    seeded = []
+    for _ in range(2):
+        set_seed(0)
+        ours = target.generate(prompt(), **options, num_return_sequences=runs, custom_generate=speculation)
+        seeded.append(ours[:, 9:].tolist())
+    assert seeded[0] == seeded[1]
+    counts = Counter(map(tuple, seeded[0]))
     many = target.generate(prompt(), **options, num_return_sequences=runs)[:, 9:]
     expected = Counter(map(tuple, many.tolist()))
     for output in counts | expected:
