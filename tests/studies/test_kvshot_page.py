@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -73,9 +71,3 @@ def test_a_study_cut_short_still_has_a_page(tmp_path: Path) -> None:
 def test_nothing_to_report() -> None:
     with pytest.raises(DraftgaugeError, match="no run"):
         render_kvshot([], {}, {})
-
-
-def test_no_torch() -> None:
-    modules = "draftgauge.studies.kvshot.page, draftgauge.studies.kvshot.results"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

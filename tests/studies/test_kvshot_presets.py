@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse import count_parameters
-from draftgauge.models.loading import load_model
+from draftgauge.models.reference import reference_path
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, at_equal_width, make_study
@@ -20,6 +21,8 @@ from draftgauge.training.reuse.request import TrainingSpec
 from kvshot_results import cells, write_result
 from small_trainings import small_training
 from tiny import save_tiny
+
+TARGET = AutoConfig.from_pretrained(reference_path())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -46,7 +49,7 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
 @pytest.mark.parametrize("preset", PRESETS)
 def test_parameters_agree_within_two_percent_on_the_bundled_target(preset: str) -> None:
     study = make_study(preset, TrainingSpec())
-    configs = choose_configs(study, load_model("reference").module.config)
+    configs = choose_configs(study, TARGET)
     assert set(configs) == set(study.variants)
     counts = [count_parameters(config) for variant, config in configs.items() if variant.capacity == EQUAL_PARAMETERS]
     assert max(counts) <= 1.02 * min(counts)
@@ -70,8 +73,7 @@ def test_a_folder_of_one_preset_is_continued_by_a_larger_one(
     """Cells that both have are the same to the last setting; without a GPU, whose trainings are larger."""
     begun, whole = (make_study(preset, TrainingSpec(device="cpu")) for preset in (small, large))
     assert begun.tuning == whole.tuning
-    config = load_model("reference").module.config
-    widths = [choose_configs(study, config) for study in (begun, whole)]
+    widths = [choose_configs(study, TARGET) for study in (begun, whole)]
     assert widths[0].items() <= widths[1].items()
     done, wanted = (
         {cell.name: cell.digest() for cell in cells(tmp_path, study, fixed=100)} for study in (begun, whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,52 +9,31 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import WorkersSpec
-from draftgauge.core.provenance import read_measurement, write_measurement
 from draftgauge.studies.kvshot.cells import CURVE_FOLDER, ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
-from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, make_study, remedied, warm
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, remedied, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
 from draftgauge.training.reuse.request import TrainingSpec
 from launching import ray_cluster
-from tiny import save_tiny
+from small_trainings import small_training
 
+pytestmark = pytest.mark.slow
 WIDE_HIDDEN = at_equal_width(HIDDEN)
 WARM = warm(Variant("hybrid", injection="project-rope"))
 
 
-@pytest.fixture(scope="module")
-def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("target"), num_hidden_layers=3)
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    lines = [
-        {"prompt": text, "task": task}
-        for task, text in [("a", "one two"), ("b", "three"), ("a", "four and five"), ("b", "six")]
-    ]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
-
-
-def small(
-    target: Path, prompts: Path, variants: tuple[Variant, ...] = (HIDDEN, KV), seeds: tuple[int, ...] = (0,)
-) -> Study:
-    request = TrainingSpec(
-        target=str(target), prompts=prompts, new_tokens=12, length=40, depths=3, steps=2, batch=2, checkpoint_every=1
+def small(folder: Path, variants: tuple[Variant, ...] = (HIDDEN, KV)) -> tuple[Study, Path]:
+    """A study of a tiny target, and its prompts."""
+    request = small_training(folder, answers=None, length=40, checkpoint_every=1)
+    assert request.prompts is not None
+    evaluation = Evaluation(
+        str(request.prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1, curve_prompts=1
     )
-    return Study(
-        "test",
-        variants,
-        seeds,
-        request,
-        Evaluation(str(prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1, curve_prompts=1),
-    )
+    return Study("test", variants, (0,), request, evaluation), request.prompts
 
 
-def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    study = small(tiny_target, prompts, (HIDDEN, KV, CONTROL, WIDE_HIDDEN, WARM))
+def test_a_study_from_training_to_rows(tmp_path: Path) -> None:
+    study, prompts = small(tmp_path, (HIDDEN, KV, CONTROL, WIDE_HIDDEN, WARM))
     with pytest.warns(UserWarning, match="trained on prompts of .* that they are judged on"):
         found = run_study(study, tmp_path / "study", prompts)
     assert found.failures == {}
@@ -66,18 +44,17 @@ def test_a_study_from_training_to_rows(tiny_target: Path, prompts: Path, tmp_pat
     assert max(matched) <= 1.02 * min(matched)
     for row in runs:
         assert row["live_mismatched_prompts"] == 0
-    assert [row["prediction"] for row in found.rows if "prediction" in row] == [
-        "P1",
-        "P2",
-        "P2 at equal parameters",
-        "P3",
-    ]
+    verdicts = [row["prediction"] for row in found.rows if "prediction" in row]
+    assert verdicts == ["P1", "P2", "P2 at equal parameters", "P3"]
+    page = render_kvshot(found.rows, found.failures, {})
+    for part in ("accepted", "agreement", "Query estimation error"):
+        assert part in page
 
 
-def test_both_recipes_have_the_same_rows_of_what_limits_them(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_both_recipes_have_the_same_rows_of_what_limits_them(tmp_path: Path) -> None:
     block, headed = remedied(KV, "block-wise"), remedied(KV, "block-wise-markov")
     variants = (KV, block, headed, remedied(HYBRID, "block-wise"))
-    study = small(tiny_target, prompts, variants)
+    study, prompts = small(tmp_path, variants)
     found = run_study(replace(study, request=replace(study.request, depths=4)), tmp_path / "study", prompts)
     assert found.failures == {}
     for measure in ("query_kl", "control", "draft_share", "effective_rank"):
@@ -91,67 +68,8 @@ def test_both_recipes_have_the_same_rows_of_what_limits_them(tiny_target: Path, 
     assert "kv, block wise markov" in page
 
 
-RUN = {
-    "design",
-    "seed",
-    "layers",
-    "injection",
-    "init",
-    "mat",
-    "retention",
-    "parameters",
-    "learning_rate",
-}
-DEPTH = {"design", "depth", "alpha", "low", "high", "agreement", "agreement_low", "survival", "survival_low", "seeds"}
-QUERY = {"design", "depth", "layer", "query_kl", "uniform_kl", "low", "high"}
-GRADIENT = {"design", "group", "depth", "gradient_norm", "gradient_share"}
-GATE = {"design", "gate_mean", "gate_open"}
-TRIED = {"design", "trial", "learning_rate", "warmup", "gate_start", "validation_kl", "chosen"}
-VERDICT = {"prediction", "verdict", "statement", "p_value", "reason"}
-
-
-@pytest.mark.slow
-def test_quick_leaves_every_row_and_a_page(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    """The preset itself, its sizes made tiny, through its JSON file to its page."""
-    study = make_study("quick", TrainingSpec(target=str(tiny_target), prompts=prompts))
-    assert [variant.design for variant in study.variants] == ["hidden", "kv", "hybrid", "control"]
-    assert (len(study.seeds), study.evaluation.per_task) == (5, 24)
-    assert study.tuning is not None
-    tiny = {"questions": None, "new_tokens": 12, "length": 40, "depths": 3, "steps": 2, "batch": 2}
-    study = replace(
-        study,
-        seeds=(0, 1),
-        request=replace(study.request, **tiny),
-        evaluation=replace(study.evaluation, max_new_tokens=10, per_task=2, tree_prompts=1, latency_prompts=1),
-        tuning=replace(study.tuning, steps=1, per_task=1),
-    )
-    folder = tmp_path / "study"
-    found = run_study(study, folder, prompts, prompts)
-    assert found.failures == {}
-    write_measurement(tmp_path / "quick.json", "draftgauge study kvshot", found.rows)
-    rows = [dict(row) for row in read_measurement(tmp_path / "quick.json").rows]
-
-    def having(columns: set[str], *others: str) -> list[dict]:
-        return [row for row in rows if columns <= row.keys() and not any(other in row for other in others)]
-
-    assert len(having(RUN)) == 8
-    assert len(having(DEPTH)) == 4 * study.request.depths
-    assert {row["design"] for row in having(QUERY)} == {"kv", "hybrid"}
-    assert {row["design"] for row in having(GRADIENT)} == {"hidden", "kv", "hybrid", "control"}
-    assert {row["design"] for row in having(GATE)} == {"hybrid"}
-    assert len(having(TRIED)) == 8 * 4
-    assert sum(row["chosen"] for row in having(TRIED)) == 4
-    assert [row["prediction"] for row in having(VERDICT)] == ["P1", "P2", "P2 at equal parameters", "P3"]
-    rates = {row["design"]: row["learning_rate"] for row in having(TRIED) if row["chosen"]}
-    assert all(row["learning_rate"] == rates[row["design"]] for row in having(RUN))
-    page = render_kvshot(rows, found.failures, {})
-    for part in ("accepted", "agreement", "Query estimation error", "The gate over training"):
-        assert part in page
-    assert "Tuning on validation prompts" in page
-
-
-def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    study, folder = small(tiny_target, prompts), tmp_path / "study"
+def test_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    (study, prompts), folder = small(tmp_path), tmp_path / "study"
     stopped: list[str] = []
 
     def stop(what: str, done: int, total: int) -> None:
@@ -186,12 +104,10 @@ def test_it_goes_on_where_it_was_stopped(tiny_target: Path, prompts: Path, tmp_p
     assert not list(folder.rglob(CURVE_FOLDER)), "drafters kept for the learning curve go with the result"
 
 
-def test_a_failed_cell_is_named_and_tried_again(
-    tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from draftgauge.studies.kvshot import jobs
 
-    study, folder = small(tiny_target, prompts), tmp_path / "study"
+    (study, prompts), folder = small(tmp_path), tmp_path / "study"
     train = jobs.train_drafter
 
     def failing(request: TrainingSpec, *rest: object, **options: object) -> object:
@@ -210,27 +126,26 @@ def test_a_failed_cell_is_named_and_tried_again(
     assert not (folder / "cells" / "hidden-seed0" / ERROR_NAME).exists()
 
 
-def test_nothing_finished_is_an_error(
-    tiny_target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_finished_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from draftgauge.studies.kvshot import jobs
 
     def failing(*arguments: object, **options: object) -> object:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(jobs, "train_drafter", failing)
+    study, prompts = small(tmp_path)
     with pytest.raises(DraftgaugeError, match="hidden-seed0: RuntimeError: out of memory"):
-        run_study(small(tiny_target, prompts), tmp_path / "study", prompts)
+        run_study(study, tmp_path / "study", prompts)
 
 
-def test_nothing_finished_so_far_is_an_error(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_nothing_finished_so_far_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DraftgaugeError, match="none of the 2 cells of the study"):
-        study_so_far(small(tiny_target, prompts), tmp_path / "study")
+        study_so_far(small(tmp_path)[0], tmp_path / "study")
     assert not (tmp_path / "study").exists()
 
 
-def test_another_study_in_the_folder_is_refused(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    study, folder = small(tiny_target, prompts, (HIDDEN,)), tmp_path / "study"
+def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
+    (study, prompts), folder = small(tmp_path, (HIDDEN,)), tmp_path / "study"
     run_study(study, folder, prompts)
     with pytest.raises(DraftgaugeError, match="other settings"):
         run_study(replace(study, request=replace(study.request, steps=3)), folder, prompts)
@@ -238,9 +153,8 @@ def test_another_study_in_the_folder_is_refused(tiny_target: Path, prompts: Path
         run_study(replace(study, evaluation=replace(study.evaluation, max_new_tokens=9)), folder, prompts)
 
 
-@pytest.mark.slow
-def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    study = small(tiny_target, prompts, (CONTROL, WIDE_HIDDEN, WARM))
+def test_ray_gives_what_local_gives(tmp_path: Path) -> None:
+    study, prompts = small(tmp_path, (CONTROL, WIDE_HIDDEN, WARM))
     with ray_cluster(cpus=1):
         spread = run_study(study, tmp_path / "ray", prompts, workers=WorkersSpec(executor="ray"))
     local = run_study(study, tmp_path / "local", prompts)
@@ -250,8 +164,8 @@ def test_ray_gives_what_local_gives(tiny_target: Path, prompts: Path, tmp_path: 
     assert str(runs[0]) == str(runs[1])  # NaN, where nothing was accepted, equals no NaN
 
 
-def test_what_cannot_be_is_refused_before_any_work(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    study = small(tiny_target, prompts, (HIDDEN,))
+def test_what_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
+    study, prompts = small(tmp_path, (HIDDEN,))
     with pytest.raises(DraftgaugeError, match="unknown executor"):
         run_study(study, tmp_path / "study", prompts, workers=WorkersSpec(executor="slurm"))
     with pytest.raises(DraftgaugeError, match="give a prompt file"):

@@ -112,12 +112,14 @@ def assert_same_run(one: Path, other: Path, tolerance: float) -> None:
         torch.testing.assert_close(weights[1][name], value, atol=tolerance, rtol=0, msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_that_accumulates(base: TrainingSpec, shared: Path, tmp_path: Path) -> None:
     request = replace(base, accumulation=2, answers=shared / "answers.jsonl", cache=shared.parent / "features")
     train_drafter(request, tmp_path / "one")
     assert_same_run(tmp_path / "one", shared, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(base: TrainingSpec, accumulated: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train_in_two(base, folder, killed_at=3)  # behind the checkpoint of step 2

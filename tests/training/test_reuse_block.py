@@ -156,6 +156,7 @@ def test_what_cannot_be_is_refused(base: TrainingSpec, tmp_path: Path, change: d
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_block_drafter_learns_and_goes_through_every_verb(base: TrainingSpec, tmp_path: Path) -> None:
     planned, run = estimate(base), tmp_path / "run"
     result = train_drafter(base, run)

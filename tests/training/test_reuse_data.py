@@ -21,6 +21,7 @@ from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of
 from draftgauge.training.reuse.generate import greedy_answers
 from draftgauge.training.reuse.request import TrainingSpec
+from small_trainings import small_training
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
 
 END = frozenset({0})
@@ -81,19 +82,9 @@ def test_what_is_left_of_other_answers_is_not_mixed_in(tmp_path: Path) -> None:
         make_answers(path, describe("target", prompts(), 6, "test"), tiny_model(), prompts(), END)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("target"))
-
-
 @pytest.fixture
-def request_(target: Path, tmp_path: Path) -> TrainingSpec:
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"Number {n} please"}) + "\n" for n in range(5))
-    )
-    return TrainingSpec(
-        target=str(target), prompts=tmp_path / "prompts.jsonl", new_tokens=6, answers=tmp_path / "answers.jsonl"
-    )
+def request_(tmp_path: Path) -> TrainingSpec:
+    return small_training(tmp_path, [f"Number {n} please" for n in range(5)], new_tokens=6)
 
 
 def prepared(request: TrainingSpec) -> Answers:

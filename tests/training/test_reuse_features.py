@@ -4,7 +4,6 @@ one's.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from draftgauge.training.reuse.features import (
     OnlineFeatures,
     check_cache_folder,
     make_cache,
-    token_bytes,
 )
 from tiny import tiny_model, tokens
 
@@ -130,18 +128,6 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(DraftgaugeError, match="no cache of features"):
             make_cache(place, tiny_model(num_hidden_layers=4), conversations(), identity())
-
-
-def test_too_little_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")
-    target = tiny_model(num_hidden_layers=4)
-    needed = sum(len(c.tokens) for c in conversations()) * token_bytes(target.config, HELD)
-    monkeypatch.setattr(
-        module.shutil, "disk_usage", lambda path: usage(10**9, 0, needed)
-    )  # not enough: some is left alone
-    with pytest.raises(DraftgaugeError, match="to spare"):
-        make_cache(tmp_path / "cache", target, conversations(), identity())
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_cache_of_another_compression_is_refused(tmp_path: Path) -> None:

@@ -103,25 +103,6 @@ def test_the_figures_count_what_is_trained(batch: Batch) -> None:
     assert figures.agreed.tolist() == figures.count.tolist()
 
 
-def test_nothing_of_the_prompt_or_the_padding_is_trained(batch: Batch) -> None:
-    target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
-    states = [random(3, batch.anchors, VOCABULARY, seed=depth).requires_grad_() for depth in range(DEPTHS)]
-    backward_through_depths(states, lambda x, _: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS)
-    for depth, state in enumerate(states):
-        assert state.grad is not None
-        assert torch.equal(state.grad.abs().sum(-1) > 0, batch.trained(depth))
-
-
-def test_a_drafter_like_its_target_has_no_divergence(batch: Batch) -> None:
-    target = random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
-    states = [target[:, batch.first + 1 + d :][:, : batch.anchors].clone().requires_grad_() for d in range(DEPTHS)]
-    figures = backward_through_depths(
-        states, lambda x, _: x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS
-    )
-    assert figures.loss.abs().max() < 1e-3
-    assert max(float(state.grad.abs().max()) for state in states) < 1e-6  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("kind", ["soft", "hard", "tv"])
 def test_every_loss_and_its_gradient_by_their_definition(batch: Batch, kind: str) -> None:
     count = int(batch.taught().sum())
