@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from draftgauge.core.provenance import read_measurement
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
 from tiny import save_noisy, save_tiny
+from written_runs import write_run
 
 PROMPTS = [f"Question number {n}: what is {n} plus {n}?" for n in range(12)]
 
@@ -40,17 +40,26 @@ def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypat
     models = ("--target", save_tiny(tmp_path / "target"), "--draft", save_noisy(tmp_path / "draft"))
     run, json_of = tmp_path / "run", {verb: tmp_path / f"{verb}.json" for verb in ("replay", "advise", "bench")}
     small = ("--gamma-max", 3, "--max-new-tokens", 8, "--cost-seconds", 0, "--device", "cpu")
-    recorded = ran("profile", *models, "--prompts", prompt_file(tmp_path / "prompts.jsonl"), "--out", run, *small)
-    assert f"Next: draftgauge replay {run}" in recorded
-    assert "verdict" not in recorded
+    asked = ("profile", *models, "--prompts", prompt_file(tmp_path / "prompts.jsonl"), "--out", run, *small)
+    recorded = succeeds(*asked, "--json", tmp_path / "profile.json")
+    assert f"Next: draftgauge replay {run}" in recorded.stdout
+    assert "verdict" not in recorded.stdout
+    assert f"the first prompt as the model reads it: '{PROMPTS[0]}'" in recorded.message
     assert "12 prompts" in repr(dg.read_trace(run))
+    row = read_measurement(tmp_path / "profile.json").rows[0]
+    assert "cost_doubt" in row
+    for doubt in (None, "all of them are noise"):
+        with monkeypatch.context() as patch:
+            patch.setattr("draftgauge.api.profile.profile", lambda *_, **__: [row | {"cost_doubt": doubt}] * 2)  # noqa: B023
+            doubted = succeeds(*asked).message
+        assert doubted.count("are not to be trusted, all of them are noise: run") == bool(doubt)
     curve = CostCurve.load(run / COSTS_NAME)  # steps of a tiny model are mostly noise: the verdict would be "not known"
     verify, draft = [(1.0, 1.02, 1.04, 1.06)] * len(curve.contexts), [(0.0, 0.1, 0.2, 0.3)] * len(curve.contexts)
     one = replace(curve, verify=tuple(verify), draft=tuple(draft), plain=(1.0,) * len(curve.contexts), measured=None)
     one.save(run / COSTS_NAME)
 
     said = {verb: ran(verb, run, "--json", path) for verb, path in json_of.items() if verb != "bench"}
-    said["bench"] = ran("bench", run, "--rounds", 1, "--no-baselines", "--device", "cpu", "--json", json_of["bench"])
+    said["bench"] = ran("bench", run, "--rounds", 1, "--device", "cpu", "--json", json_of["bench"])
     written = {verb: list(read_measurement(path).rows) for verb, path in json_of.items()}
     replayed = pooled(written["replay"])
     modelled = next(row["verdict"] for row in replayed.values() if row.get("verdict"))
@@ -71,25 +80,27 @@ def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypat
     assert figure[1] == f"{advised['speedup'] if advised['setting'] != 'plain' else 1:.2f}"
 
     live = pooled(written["bench"])
-    assert "measured on 12 prompts" in said["bench"].strip().splitlines()[-1]
-    assert "modelled" not in said["bench"].strip().splitlines()[-1]
-    for policy in set(live) & set(replayed):
-        assert live[policy]["mismatches"] == 0
+    (verdict,) = [row["verdict"] for row in live.values() if "verdict" in row]
+    assert said["bench"].splitlines()[-1] == f"uncompressed: {verdict}"
+    assert "measured on 12 prompts" in verdict
+    assert "modelled" not in verdict
+    baselines = {"transformers-generate", "transformers-assisted", "transformers-assisted-constant"}
+    assert {"plain", *baselines} <= {name.partition(":")[0] for name in live}
+    assert all(row["mismatches"] == 0 for row in live.values())
+    assert live["plain"]["ratio_to_plain"] == 1
+    both = set(live) & set(replayed)
+    assert both
+    for policy in both:
+        assert live[policy]["ratio_to_best_transformers"] > 0
         assert live[policy]["tokens_per_step"] == pytest.approx(replayed[policy]["tokens_per_step"])
 
 
 def test_figures_are_drawn_on_axes(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
-    models = {"target": save_tiny(tmp_path / "target"), "draft": save_noisy(tmp_path / "draft")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        prompts = prompt_file(tmp_path / "prompts.jsonl", PROMPTS[:3])
-        dg.profile(out=tmp_path / "run", prompts=prompts, **models, gamma_max=3, max_new_tokens=8, cost_seconds=0)
-        rows = dg.replay(tmp_path / "run")
-    trace = dg.read_trace(tmp_path / "run")
+    run = write_run(tmp_path / "run", 3)
+    rows, trace, curve = dg.replay(run), dg.read_trace(run), CostCurve.load(run / COSTS_NAME)
     assert len(dg.plot.speed(rows).get_yticks()) == len(pooled(rows))
     assert dg.plot.acceptance(trace).get_ylabel() == "conditional acceptance rate"
-    curve = CostCurve.load(tmp_path / "run" / COSTS_NAME)
     assert len(dg.plot.costs(curve).lines) == 2 * len(curve.contexts)
     assert len(dg.plot.timeline(trace, gamma=2).patches) == trace.prompts[0].output_tokens

@@ -1,4 +1,4 @@
-"""Small models and a run of them."""
+"""Small models, loaded and recorded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from draftgauge.api.pair import Pair, load_pair
 from draftgauge.traces.trace import Trace
 from small_profiles import record, save_models
 
@@ -14,6 +15,11 @@ from small_profiles import record, save_models
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def pair(models: dict[str, Any]) -> Pair:
+    return load_pair(models["target"], models["draft"], device="cpu")
 
 
 @pytest.fixture(scope="module")

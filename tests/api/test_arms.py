@@ -114,6 +114,16 @@ def test_the_verdict_is_on_the_arms_of_draftgauge(seconds: dict[str, float], ove
     assert "measured on 12 prompts" in verdict
 
 
+def test_tokens_that_are_not_plain_decodings_are_counted() -> None:
+    arms = timed_arms(**{PLAIN: 1.0, "svip": 0.5})
+    for prompt, tokens in ((1, [1, 3]), (2, [1, 2, 4]), (4, [3, 3])):
+        arms[1].runs[prompt] = [ArmRun(tokens, 1, 2, 0.5, 0.1)]
+    rows = {(row["policy"], row["task"]): row for row in bench_rows(arms, PROMPTS, "uncompressed")}
+    counts = {key: (row["mismatches"], row["mismatched_prompts"]) for key, row in rows.items()}
+    assert counts["svip", "all"] == (4, 3)
+    assert (counts["svip", "a"], counts["svip", "b"], counts[PLAIN, "all"]) == ((3, 2), (1, 1), (0, 0))
+
+
 def test_turns_of_a_conversation_are_drawn_together() -> None:
     arms = timed_arms(**{PLAIN: 1.0, "svip": 0.5})
     arms[1].runs = [[ArmRun([1, 2], 1, 2, 0.3 + 0.1 * (n // 2), 0.1)] for n in range(6)]

@@ -27,7 +27,9 @@ def test_a_checkpoints_own_penalty_does_not_distort_the_baseline(tmp_path: Path,
     settings = pair.draft.module.generation_config.to_dict()
     baseline = TransformersBaseline(pair, name, gamma=3)
     for _ in range(2):
-        assert baseline.run(prompt, 24).tokens == plain
+        run = baseline.run(prompt, 24)
+        assert run.tokens == plain
+        assert 0 < run.timed < len(run.tokens)
     assert pair.draft.module.generation_config.to_dict() == settings
     assert pair.target.module.generation_config.repetition_penalty == 1.9
     ids = pair.target.module.generate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
 from linear_costs import curve
+from small_profiles import save_models
 from synthetic import synthetic_trace
 from tiny import save_tiny
 
@@ -37,12 +37,9 @@ SMALL: dict[str, Any] = {"gamma_max": 2, "max_new_tokens": 8, "cost_seconds": 0}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("models")
-    save_tiny(folder / "target")
-    save_tiny(folder / "draft")  # accepted wherever it drafts
-    lines = [{"prompt": f"prompt number {n}", "task": "t"} for n in range(4)]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return {"target": folder / "target", "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+    models = save_models(tmp_path_factory.mktemp("models"), [""] * 4)
+    save_tiny(models["draft"])  # accepted wherever it drafts
+    return models
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +62,7 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
         assert [row["best"] for row in fixed].count(True) == 1
         best = max(fixed, key=lambda row: row["tokens_per_second"])
         assert best["best"]
-        assert 1 <= best["tokens_per_step"] <= 3
+        assert [row["tokens_per_step"] for row in fixed] == pytest.approx([1, 2, 8 / 3])  # of 8 tokens, all accepted
     shown = succeeds("replay", str(run), "--batches", "1,3")
     assert "best fixed length by batch size" in shown.stdout
     before = (run / COSTS_NAME).read_bytes()

@@ -17,15 +17,13 @@ from draftgauge.api.profile import profile
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
 from draftgauge.core.prompts import Message, read_prompts
-from draftgauge.core.rendering import Rendering, template_arguments, turns_of
+from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
-from draftgauge.training.reuse.data import source_of
-from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.verification import Sampling
 from tiny import save_tiny, tiny_tokenizer
 
@@ -83,12 +81,6 @@ def test_the_template_gets_its_arguments_and_no_others() -> None:
         encode_prompt(tokenizer, "hi", Rendering(system="x", chat=False))
     own = [{"role": "system", "content": "own"}, *messages]
     assert tokenizer.decode(encode_prompt(tokenizer, own, Rendering(system="x"))) == "<s>own<u>hi<a>"
-
-
-@pytest.mark.parametrize("given", ["{", "[1]", "enable_thinking=false"])
-def test_arguments_that_are_no_json_object(given: str) -> None:
-    with pytest.raises(DraftgaugeError, match=r"chat_template_args .*must be a JSON object"):
-        template_arguments(given)
 
 
 def test_every_turn_is_a_prompt_of_its_own(pair: dict[str, Any]) -> None:
@@ -187,11 +179,3 @@ def test_a_checkpoint_s_own_sampling(pair: dict[str, Any], tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(ModelError, match="comes without sampling defaults"):
         own_sampling(target)
-
-
-def test_training_answers_name_how_they_were_rendered(pair: dict[str, Any]) -> None:
-    plain = TrainingSpec(target=str(pair["target"]), prompts=pair["prompts"])
-    asked = TrainingSpec(target=str(pair["target"]), prompts=pair["prompts"], system="s")
-    assert source_of(asked).startswith(source_of(plain))
-    assert '"system": "s"' in source_of(asked)
-    assert (plain.identity()["system"], asked.identity()["system"]) == (None, "s")

@@ -10,14 +10,13 @@ import pytest
 
 import draftgauge as package
 from command_line import invoke, refusal, rows_of, succeeds
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.datastore import Datastore, prompt_digest
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
-from tiny import save_tiny
 from written_runs import write_run
 
 
@@ -27,12 +26,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_run(tmp_path_factory.mktemp("runs") / "run", 24)
     replace(CostCurve.load(run / COSTS_NAME), vocabulary="words").save(run / COSTS_NAME)
     return run
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = tmp_path_factory.mktemp("pair")
-    return load_pair(save_tiny(folder / "t", "qwen3"), save_tiny(folder / "d", "qwen3", seed=1), device="cpu")
 
 
 def test_a_datastore_holds_the_outputs_of_training_prompts(run: Path, tmp_path: Path) -> None:

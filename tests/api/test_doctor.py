@@ -111,6 +111,7 @@ def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:
     assert faults(examine(Evidence(counts=SpeculationCounts(259, 1025, 357, (170, 100, 60, 27))))) == []
 
 
+@pytest.mark.slow
 def test_the_bundled_pair_is_healthy_but_for_prompts_without_its_template(tmp_path: Path) -> None:
     assert set(faults(dg.doctor(**BUNDLED, out=tmp_path / "run"))) <= COSTLY
     assert "chat-template" not in faults(dg.doctor(tmp_path / "run"))

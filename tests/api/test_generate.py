@@ -8,20 +8,11 @@ import pytest
 from transformers import tokenization_utils_base
 
 from draftgauge.api.generate import generate, generation_row
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.pair import Pair
 from draftgauge.api.requests import GenerateRequest
-from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
+from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from tiny import save_tiny
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = tmp_path_factory.mktemp("pair")
-    return load_pair(
-        save_tiny(folder / "t", "qwen3", chat=True), save_tiny(folder / "d", "qwen3", seed=1), device="cpu"
-    )
 
 
 def test_a_policy_that_was_fitted_on_another_pair_is_named(
@@ -90,13 +81,9 @@ def test_stop_strings_end_the_output(pair: Pair) -> None:
     assert text.startswith(stopped)
 
 
-def test_bad_requests(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_requests(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftgauge.api.generate.pair_costs", None)  # nothing is measured for them
     with pytest.raises(PromptError, match="empty"):
         generate(pair, "  ")
     with pytest.raises(DraftgaugeError, match="context longer than the model takes"):
         generate(pair, "hello", max_new_tokens=4000)
-    with pytest.raises(DraftgaugeError, match="unknown drafter"):
-        load_pair("reference", "reference", drafter="oracle")
-    with pytest.raises(ModelError, match="no model folder"):
-        load_pair(tmp_path / "nothing", "reference")

@@ -9,11 +9,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import draftgauge as dg
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import Signal, Step
-from tiny import save_tiny
+from written_runs import write_run
 
 
 class TwoAtMost:
@@ -34,17 +34,6 @@ class TwoAtMost:
 
     def observe(self, step: Step) -> None:
         self.steps += 1
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    return save_tiny(folder / "t", "qwen3"), save_tiny(folder / "d", "qwen3", seed=1)
-
-
-@pytest.fixture(scope="module")
-def pair(folders: tuple[Path, Path]) -> Pair:
-    return load_pair(*folders, device="cpu")
 
 
 def test_generate_decodes_with_it_and_with_a_copy(pair: Pair) -> None:
@@ -74,8 +63,15 @@ def test_bench_decodes_with_it_beside_named_policies_or_alone(pair: Pair, tmp_pa
         dg.bench(pair, policies=("fixed:2",), objects={"fixed:2": TwoAtMost()}, **given)
 
 
-def test_transformers_decode_with_it(folders: tuple[Path, Path]) -> None:
-    model, draft = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders)
+def test_replay_walks_with_a_copy(tmp_path: Path) -> None:
+    own = TwoAtMost()
+    rows = dg.replay(write_run(tmp_path / "run", 8), objects={"mine": own})
+    assert "mine" in {row["policy"] for row in rows}
+    assert own.steps == 0
+
+
+def test_transformers_decode_with_it(models: dict[str, Any]) -> None:
+    model, draft = (AutoModelForCausalLM.from_pretrained(models[name]).eval() for name in ("target", "draft"))
     ids = {"input_ids": model.dummy_inputs["input_ids"][:1, :3]}
     decode = dg.speculative(draft, policy=TwoAtMost())
     ours = model.generate(**ids, custom_generate=decode, max_new_tokens=8, do_sample=False)

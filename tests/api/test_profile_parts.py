@@ -154,18 +154,12 @@ def test_a_part_that_fails_is_named_and_the_others_are_kept(
     assert same_rows(record(models, tmp_path / "run", shards=2), whole[1])
 
 
-def test_nobody_else_goes_on_with_one_of_several_runs(models: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "bf16").mkdir()
-    with (
-        only_writer(tmp_path / "bf16"),
-        pytest.raises(DraftgaugeError, match=r"another process is writing into .*bf16"),
-    ):
-        record(models, tmp_path, compression="uncompressed,bf16")
-
-
-def test_two_writers_on_one_folder(models: dict[str, Any], whole: tuple[Path, Trace]) -> None:
-    with only_writer(whole[0]), pytest.raises(DraftgaugeError, match="another process is writing into"):
-        record(models, whole[0])
+def test_two_writers_on_one_folder(models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path) -> None:
+    several = tmp_path / "bf16"
+    several.mkdir()
+    for held, out, compression in ((whole[0], whole[0], "uncompressed"), (several, tmp_path, "uncompressed,bf16")):
+        with only_writer(held), pytest.raises(DraftgaugeError, match=f"another process is writing into .*{held.name}"):
+            record(models, out, compression=compression)
     assert same_rows(read_trace(whole[0]), whole[1])
 
 

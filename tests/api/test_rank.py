@@ -27,13 +27,23 @@ CHECKPOINTS = Path(__file__).parents[1] / "drafters" / "checkpoints"
 
 
 @pytest.fixture(scope="module")
-def ranked(
-    models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[dict[str, Any]], list[str]]:
-    out, warned = tmp_path_factory.mktemp("rank"), []
-    drafters = (str(models["draft"]), "lookup", str(CHECKPOINTS / "eagle3-sglang"))
-    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
-    return out, dg.rank(drafters=drafters, on_warning=warned.append, **options), warned
+def asked(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    given = {"target": str(models["target"]), "prompts": str(models["prompts"])}
+    return SMALL | given | {"drafters": (str(models["draft"]), "lookup"), "out": tmp_path_factory.mktemp("rank")}
+
+
+@pytest.fixture(scope="module")
+def words(asked: dict[str, Any]) -> list[str]:
+    """Options of the command line."""
+    names = ("target", "prompts", "gamma_max", "max_new_tokens", "cost_seconds")
+    return [word for name in names for word in ("--" + name.replace("_", "-"), str(asked[name]))]
+
+
+@pytest.fixture(scope="module")
+def ranked(asked: dict[str, Any]) -> tuple[Path, list[dict[str, Any]], list[str]]:
+    warned = list[str]()
+    drafters = (*asked["drafters"], str(CHECKPOINTS / "eagle3-sglang"))
+    return asked["out"], dg.rank(**asked | {"drafters": drafters}, on_warning=warned.append), warned
 
 
 def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:
@@ -69,33 +79,26 @@ def test_rows_go_from_the_fastest_to_the_slowest_for_all_prompts_and_each_task(r
         assert row["ratio_to_plain"] == pytest.approx(row["tokens_per_second"] / plain["tokens_per_second"])
 
 
-def test_asked_again_nothing_is_recorded_anew(models, ranked, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, rows, _ = ranked
-
+def test_asked_again_nothing_is_recorded_anew(asked, ranked, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: object) -> None:
         raise AssertionError("recorded or measured again")
 
     monkeypatch.setattr(module, "record_missing", never)
     monkeypatch.setattr(module, "measure_pair", never)
-    drafters = (str(models["draft"]), "lookup")
-    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
-    again = dg.rank(drafters=drafters, **options)
-    assert again == [row for row in rows if "rank" in row]
+    assert dg.rank(**asked) == [row for row in ranked[1] if "rank" in row]
 
 
-def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_path: Path) -> None:
+def test_the_command_line_fails_only_if_no_drafter_is_left(words, ranked, tmp_path: Path) -> None:
     out, _, _ = ranked
-    common = ["--target", str(models["target"]), "--prompts", str(models["prompts"])]
-    common += ["--gamma-max", "3", "--max-new-tokens", "8", "--cost-seconds", "0"]
     bad, file = str(CHECKPOINTS / "dflash-flat"), tmp_path / "rank.json"
-    shown = succeeds("rank", "lookup", bad, *common, "--out", str(out), "--json", str(file))
+    shown = succeeds("rank", "lookup", bad, *words, "--out", str(out), "--json", str(file))
     assert "is left out" in shown.stderr
     assert "gain over it" in shown.stdout
     rows = rows_of(file)
     assert [row["drafter"] for row in rows if "error" in row] == [bad]
-    assert draftgauge(["rank", bad, *common, "--out", str(tmp_path / "none")]).exit_code == 1
+    assert draftgauge(["rank", bad, *words, "--out", str(tmp_path / "none")]).exit_code == 1
     for wrong in (
-        ["lookup", *common],
+        ["lookup", *words],
         ["--target", str(tmp_path / "none")],
         ["--prompts", str(tmp_path / "none.jsonl")],
         ["--compression", "int7"],
@@ -105,38 +108,32 @@ def test_the_command_line_fails_only_if_no_drafter_is_left(models, ranked, tmp_p
         ["."],
         ["--out", str(out / "lookup")],  # a run itself
     ):
-        refusal("rank", "lookup", *common, "--out", str(tmp_path / "wrong"), *wrong)
+        refusal("rank", "lookup", *words, "--out", str(tmp_path / "wrong"), *wrong)
 
 
-def test_live_ratios_stand_beside_the_modelled_ones(models, ranked) -> None:
+def test_live_ratios_stand_beside_the_modelled_ones(asked, words, ranked) -> None:
     out, rows, _ = ranked
-    drafters = (str(models["draft"]), "lookup")
-    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
     decoded: list[Any] = []
-    live = dg.rank(drafters=drafters, live=2, progress=lambda *of: decoded.append(of), **options)
+    live = dg.rank(live=2, progress=lambda *of: decoded.append(of), **asked)
     assert [of[1:] for of in decoded if "bench" in of[0]] == 2 * [(0, 2), (1, 2), (2, 2)]
     decoded_rows = [row for row in live if "live_ratio" in row]
-    assert {row["drafter"] for row in decoded_rows} == set(drafters)
+    assert {row["drafter"] for row in decoded_rows} == set(asked["drafters"])
     for row in decoded_rows:
         assert (row["task"], row["live_mismatched_prompts"]) == ("all", 0)
         assert 0 < row["live_ratio_low"] <= row["live_ratio"] <= row["live_ratio_high"]
     without = [{key: row[key] for key in row if not key.startswith("live")} for row in live]
     assert without == [row for row in rows if "rank" in row]
-    common = ["--target", str(models["target"]), "--prompts", str(models["prompts"]), "--out", str(out)]
-    common += ["--gamma-max", "3", "--max-new-tokens", "8", "--cost-seconds", "0"]
-    shown = draftgauge(["rank", *drafters, *common, "--live", "1"])
+    shown = draftgauge(["rank", *asked["drafters"], *words, "--out", str(out), "--live", "1"])
     assert shown.exit_code == 0, shown.output
     assert "The order of live decoding is" in shown.stdout
 
 
-def test_costs_of_an_engine_take_the_place_of_those_measured(models, ranked, tmp_path: Path) -> None:
-    out, rows, _ = ranked
+def test_costs_of_an_engine_take_the_place_of_those_measured(asked, ranked, tmp_path: Path) -> None:
+    rows = ranked[1]
     run = next(Path(row["run"]) for row in rows if row.get("run") and row["drafter"] == "lookup")
     costs = dg.CostCurve.load(run / "costs.json")
     replace(costs, verify=tuple(tuple(10 * s for s in row) for row in costs.verify)).save(tmp_path / "slow.json")
-    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": out}
-    asked = {"drafters": (str(models["draft"]), "lookup"), **options}
-    given = (f"lookup={tmp_path / 'slow.json'}", f"{models['draft']}={run / 'costs.json'}")
+    given = (f"lookup={tmp_path / 'slow.json'}", f"{asked['drafters'][0]}={run / 'costs.json'}")
     slower = dg.rank(costs_of=given, **asked)
 
     def speed(of: list[dict[str, Any]]) -> float:
@@ -151,12 +148,12 @@ def test_costs_of_an_engine_take_the_place_of_those_measured(models, ranked, tmp
         dg.rank(costs_of=given, **asked | {"gamma_max": 4})
 
 
-def test_outputs_to_prompts_that_were_cut_elsewhere_are_not_taken(models, tmp_path: Path) -> None:
+def test_outputs_to_prompts_that_were_cut_elsewhere_are_not_taken(models, asked, tmp_path: Path) -> None:
     short = shutil.copytree(models["draft"], tmp_path / "short")
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 20}))
-    options = SMALL | {"target": str(models["target"]), "prompts": str(models["prompts"]), "out": tmp_path / "out"}
-    rows = dg.rank(drafters=("lookup", str(short)), long_prompts="truncate", limit=2, **options)
+    changes = {"drafters": ("lookup", str(short)), "out": tmp_path / "out", "long_prompts": "truncate", "limit": 2}
+    rows = dg.rank(**asked | changes)
     (failed,) = [row for row in rows if "error" in row]
     assert failed["drafter"] == str(short)
     assert "no output is known for the prompts p0, p1, or they were cut elsewhere" in failed["error"]

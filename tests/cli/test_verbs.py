@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from command_line import invoke, refusal, rows_of, succeeds
+from command_line import invoke, refusal, succeeds
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli import generate as cli_generate
 from draftgauge.core.errors import DraftgaugeError
@@ -30,38 +30,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     save_tiny(folder / "draft", "llama", num_hidden_layers=1)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in PROMPTS))
     return {"target": folder / "target", "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
-
-
-@pytest.fixture(scope="module")
-def recorded(pair: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recorded run of the tiny pair."""
-    out = tmp_path_factory.mktemp("run") / "trace"
-    succeeds("profile", *profile_arguments(pair, out), "--json", out.with_suffix(".json"))
-    return out
-
-
-def profile_arguments(pair: dict[str, Path], out: Path) -> list[object]:
-    return [
-        *("--target", pair["target"], "--draft", pair["draft"], "--prompts", pair["prompts"], "--out", out),
-        *("--max-new-tokens", 12, "--gamma-max", 4, "--device", "cpu", "--cost-seconds", 0),
-    ]
-
-
-def test_bench_equals_plain_decoding_and_replay(recorded: Path, tmp_path: Path) -> None:
-    policies = ("--policy", "fixed:2", "--policy", "hf-heuristic")
-    result = succeeds("bench", recorded, *policies, "--rounds", 1, "--json", tmp_path / "b.json")
-    rows = {row["policy"]: row for row in rows_of(tmp_path / "b.json") if row["task"] == "all"}
-    baselines = {"transformers-generate", "transformers-assisted", "transformers-assisted-constant:5"}
-    assert {"plain", "fixed:2", *baselines} <= set(rows)
-    assert all(row["mismatches"] == 0 for row in rows.values())
-    assert rows["plain"]["ratio_to_plain"] == 1
-    (verdict,) = [row["verdict"] for row in rows.values() if "verdict" in row]
-    assert result.stdout.splitlines()[-1] == f"uncompressed: {verdict}"
-    assert rows["fixed:2"]["ratio_to_best_transformers"] > 0
-    invoke("replay", recorded, *policies, "--json", tmp_path / "r.json")
-    replayed = {row["policy"]: row for row in rows_of(tmp_path / "r.json") if row["task"] == "all"}
-    for policy in ("fixed:2", "hf-heuristic"):
-        assert replayed[policy]["tokens_per_step"] == rows[policy]["tokens_per_step"]
 
 
 def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> None:
@@ -119,14 +87,3 @@ def test_a_dash_is_standard_input_as_the_prompt_alone(pair: dict[str, Path], mon
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"typed"), encoding="utf-8"))
     assert invoke("generate", "-", "--stop", "-", "--stop", "b", "--system", "-").exit_code == 2
     assert (asked[0].prompt, asked[0].stop, asked[0].conversation.system) == ("typed", ("-", "b"), "-")
-
-
-def test_costs_that_are_noise_are_pointed_out(
-    pair: dict[str, Path], recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (row, *_) = json.loads(recorded.with_suffix(".json").read_text())["rows"]
-    assert "cost_doubt" in row
-    for doubt in (None, "all of them are noise"):
-        monkeypatch.setattr("draftgauge.api.profile.profile", lambda *_, **__: [row | {"cost_doubt": doubt}] * 2)  # noqa: B023
-        said = succeeds("profile", *profile_arguments(pair, tmp_path / "run"))
-        assert " ".join(said.stderr.split()).count("are not to be trusted, all of them are noise: run") == bool(doubt)

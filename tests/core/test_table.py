@@ -31,6 +31,14 @@ def test_rows_are_a_list_of_dicts_with_one_verdict_and_an_escaped_table() -> Non
     assert Rows().verdict == ""
 
 
+def test_rows_become_a_data_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = ROWS.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["gain"].tolist() == [0.5, 0.25]
+    assert frame["gain_high"].isna().tolist() == [True, False]
+
+
 def test_a_library_of_an_extra_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'draftgauge[fit]'" in str(missing_library("sklearn.linear_model"))
     assert missing_library("antigravity") is None

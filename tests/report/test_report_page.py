@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import succeeds
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.printable import speed
@@ -199,6 +200,9 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
     for wrong in ([{"drafter": "x", "rank": 1}], [{"drafter": "x", "error": "y"}]):
         with pytest.raises(DraftgaugeError, match="use the JSON of `draftgauge rank`"):
             write_report(single_run, tmp_path / "other.html", ranked=wrong)
+    out = tmp_path / "ranked.html"
+    succeeds("report", single_run, "--rank", RANKED, "--out", out)
+    assert "Qwen2.5-Coder-0.5B" in out.read_text()
 
 
 def test_a_live_row_of_a_fitted_policy_needs_no_file(single_run, live_row, tmp_path):
