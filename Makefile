@@ -61,7 +61,7 @@ test-real: setup
 # vLLM in an environment of its own below .engines, and llama.cpp's converter: installed once, then only tested.
 test-engines: setup
 	$(BIN)/python tools/engines.py set-up
-	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py tests/models/test_gguf_conversion.py
+	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py
 
 # Drafters in public formats against the forward of speculators, in an environment of its own.
 test-speculators: setup

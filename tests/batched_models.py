@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from draftgauge.models.rows import Run
 from draftgauge.models.static_model import StaticModel
 from tiny import noisy, tiny_model
 
@@ -11,14 +10,3 @@ def static_pair() -> tuple[StaticModel, StaticModel]:
     """A target, and a draft that often agrees with it."""
     draft = noisy(tiny_model("llama", num_hidden_layers=2, seed=0), 0.15)
     return StaticModel(tiny_model("llama", seed=0)), StaticModel(draft)
-
-
-class CountingPool:
-    """Stands in for the graphs of a GPU: what is captured runs as it is."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-
-    def capture(self, run: Run) -> Run:
-        self.captured += 1
-        return run

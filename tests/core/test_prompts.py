@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from draftgauge.core.prompts import (
     prompts_sha256,
     read_prompts,
 )
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "prompts"
 
 
 def write(path: Path, *entries: object) -> Path:
@@ -168,16 +165,6 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
         path = write(tmp_path / "p.jsonl", content)
         with pytest.raises(PromptError, match=r"p\.jsonl holds no prompts"):
             read_prompts(path)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no prompt files at {SHARED}")
-def test_public_prompt_files_are_read() -> None:
-    for name in ("code", "math", "summarization"):
-        prompts = read_prompts(SHARED / f"{name}.jsonl")
-        assert Counter(p.task for p in prompts) == {name: 80}
-        assert all(p.text and p.reference for p in prompts)
-    chat = read_prompts(SHARED / "chat.jsonl", limit=3)
-    assert [(p.identifier, p.task) for p in chat] == [("81", "writing"), ("82", "writing"), ("83", "writing")]
 
 
 def test_a_folder_stands_for_its_files_in_order(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.models import rows as static_rows
 from draftgauge.models.rows import StaticRows
 from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Step
@@ -165,9 +164,7 @@ def test_the_batch_shrinks_where_drafts_end(models: tuple[StaticModel, StaticMod
     assert any(width % 1 for width in widths)  # and is verified without padding
 
 
-def test_what_a_batch_cannot_do(
-    models: tuple[StaticModel, StaticModel], trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_batch_cannot_do(models: tuple[StaticModel, StaticModel], trace: Trace) -> None:
     rows = [StaticRows(model, 2, CAPACITY) for model in models]
     fixed = make("fixed:2", 2)
     sampled = DecodingSettings(8, Sampling(1.0))
@@ -179,13 +176,6 @@ def test_what_a_batch_cannot_do(
         batched_decode(rows[0], rows[1], fixed, [], SETTINGS, BatchPlan(2, 4))
     with pytest.raises(ModelError, match="exceeds the 128 that"):
         StaticRows(models[0], 2, 10_000)
-    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 1000)
-    with pytest.raises(ModelError, match=r"a batch of 64 sequences of 100 tokens needs .* choose smaller batches"):
-        StaticRows(models[0], 64, 100)
-    with pytest.raises(DraftgaugeError, match="looks tokens up in the text"):
-        make("lookup", 2)
-    with pytest.raises(TraceError, match="batches of 1 to 4, asked for 5"):
-        replay_batch(trace, make("fixed:2", 5), batch_costs(), 5, [0] * 8)
     with pytest.raises(TraceError, match="needs as many prompts"):
         replay_batch(trace, fixed, batch_costs(), 2, [0])
 

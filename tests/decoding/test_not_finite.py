@@ -27,7 +27,9 @@ SAID = r"the logits of the target \(torch.float32\) are NaN or infinite from tok
 
 
 class Overflowing(WrappedModel):
-    """Gives other logits from a place in the text on."""
+    """Gives other logits of a token from a place in the text on."""
+
+    token = 5
 
     def __init__(self, model: CachedModel, value: float, place: int = 12) -> None:
         super().__init__(model)
@@ -36,11 +38,11 @@ class Overflowing(WrappedModel):
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         start = self.length
         logits = self.model.forward(tokens, last_only).clone()
-        logits[max(0, self.place - start) :, 5] = self.value
+        logits[max(0, self.place - start) :, self.token] = self.value
         return logits
 
 
-def target(value: float = math.nan) -> CachedModel:
+def target(value: float = math.nan) -> Overflowing:
     return Overflowing(wrap(tiny_model(seed=1)), value)
 
 
@@ -71,8 +73,10 @@ def test_a_drafter(sampling: Sampling) -> None:
 
 
 def test_masked_tokens_are_none_of_it() -> None:
-    masked = plain_decode(target(-math.inf), PROMPT, DecodingSettings(20))
-    assert len(masked.tokens) == 20
+    model = target(-math.inf)
+    free = plain_decode(wrap(tiny_model(seed=1)), PROMPT, DecodingSettings(20)).tokens
+    model.token = free[9]
+    assert free[9] not in plain_decode(model, PROMPT, DecodingSettings(20)).tokens[3:]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])

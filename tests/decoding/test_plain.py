@@ -12,32 +12,10 @@ from draftgauge.verification import Sampling
 from markov import MarkovModel
 from tiny import tiny_model, tiny_tokenizer, tokens
 
-END = frozenset({0})
-
 
 def generate(model, prompt: list[int], **arguments) -> list[int]:
     output = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24, pad_token_id=0, **arguments)
     return output[0, len(prompt) :].tolist()
-
-
-@pytest.mark.parametrize(
-    ("family", "engine"),
-    [
-        ("qwen3", "lean"),
-        ("qwen3", "static"),
-        ("mistral-sliding", "lean"),
-        ("mistral-sliding", "modules"),
-        ("gemma", "modules"),
-        ("gemma2", "static"),
-        ("gemma3", "lean"),
-    ],
-)
-def test_greedy_equals_generate(family, engine):
-    model = tiny_model(family)
-    for seed in range(3):
-        prompt = tokens(10, seed).tolist()
-        result = plain_decode(wrap(model, engine), prompt, DecodingSettings(24, end_tokens=END))
-        assert result.tokens == generate(model, prompt)
 
 
 def test_an_end_token_and_a_stop_string_end_the_output_where_generate_ends_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -125,4 +126,13 @@ def test_a_method_whose_library_is_missing(folder: Path, tmp_path: Path) -> None
     config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises((MissingLibraryError, ModelError), match=f"cannot load {tmp_path}"):
+        load_model(tmp_path, "uncompressed", "cpu")
+
+
+@pytest.mark.parametrize("method", ["fp8", "someday"])
+def test_a_checkpoint_that_would_become_plain_weights(folder: Path, tmp_path: Path, method: str) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"quantised by {method}, which .* would be measured as plain float32"):
         load_model(tmp_path, "uncompressed", "cpu")

@@ -15,8 +15,6 @@ from draftgauge.core.errors import ModelError
 from draftgauge.models import lean, lean_ops
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
-from draftgauge.models.modules_branches import takes_branch_masks
-from draftgauge.models.modules_model import ModulesModel
 from draftgauge.models.static_model import StaticModel
 from tiny import ATTENTION, FAMILIES, LEAN, MIXTURES, one_pass, tiny_model, tokens
 
@@ -118,23 +116,6 @@ def test_any_sequence_of_forwards_and_rollbacks_equals_a_fresh_one(
         cached.truncate(length)
         text = text[:length]
         assert cached.length == len(text)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "bloom"])
-def test_positions_outside_rotary_embeddings_take_the_slow_and_right_way(family: str) -> None:
-    model, text = tiny_model(family, "mha", intermediate_size=None), tokens(20)
-    assert not takes_branch_masks(model)
-    cached = wrap(model)
-    assert isinstance(cached, ModulesModel)
-    assert_same(torch.cat((cached.forward(text[:12]), cached.forward(text[12:]))), one_pass(model, text))
-    starts, branches = torch.tensor([3, 20]), tokens(4, seed=3).view(2, 2)
-    session = cached.branches(starts)
-    for depth in range(2):
-        theirs = [
-            one_pass(model, torch.cat((text[:s], b[: depth + 1])))[-1]
-            for s, b in zip(starts.tolist(), branches, strict=True)
-        ]
-        assert_same(session.step(branches[:, depth]), torch.stack(theirs))
 
 
 @pytest.mark.parametrize("engine", ["lean", "lean-packed", "static"])

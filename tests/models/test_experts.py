@@ -6,23 +6,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from command_line import succeeds
-from draftgauge.decoding import DecodingSettings, speculative_decode
-from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
 from draftgauge.models.experts import experts_read
-from draftgauge.models.lean_families import window_of
 from draftgauge.models.loading import wrap
-from draftgauge.policies.fixed import FixedLength
 from tiny import MIXTURES, one_pass, save_tiny, tiny_model, tokens
 
 TEXT = tokens(24)
@@ -109,37 +102,3 @@ def test_a_changed_expert_is_called_as_it_is(family: str, engine: str) -> None:
     expected = one_pass(model, TEXT)
     assert (expected - before).abs().max() > 0.1
     torch.testing.assert_close(in_parts(wrap(model, engine)), expected, rtol=1e-4, atol=2e-4)
-
-
-WINDOWED: dict[str, dict[str, Any]] = {
-    "mixtral": {"sliding_window": 8},
-    "qwen2_moe": {
-        "use_sliding_window": True,
-        "sliding_window": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "qwen3_moe": {"use_sliding_window": True, "sliding_window": 8},
-}
-
-
-@FAMILIES
-@ENGINES
-def test_past_a_window_outputs_are_those_of_generate_and_the_dense_trace_is_right(family: str, engine: str) -> None:
-    model, prompt = tiny_model(family, **WINDOWED[family]), TEXT[:5].tolist()
-    assert window_of(model.config) == (8, (True, family != "qwen2_moe"))
-    assert not torch.allclose(
-        one_pass(model, TEXT), one_pass(tiny_model(family), TEXT), atol=1e-2
-    )  # the window is felt
-    expected = model.generate(
-        torch.tensor([prompt]), do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=None
-    )[0, 5:].tolist()
-    draft = wrap(tiny_model(family, num_experts_per_tok=1, **WINDOWED[family]), engine)  # the target with fewer experts
-    result = speculative_decode(
-        wrap(model, engine), LanguageModelDrafter(draft), FixedLength(4), prompt, DecodingSettings(20)
-    )
-    assert result.tokens == expected
-    assert len({step.accepted for step in result.steps}) > 1, "every step went alike: rolling back was not tried"
-    fast = draft_densely(draft, prompt, expected, 4)
-    slow = draft_position_by_position(LanguageModelDrafter(draft), prompt, expected, 4)
-    np.testing.assert_array_equal(fast.tokens, slow.tokens)
-    np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)

@@ -47,12 +47,6 @@ def test_bounded_scores_are_bounded_by_every_engine(tmp_path: Path, monkeypatch:
     torch.testing.assert_close(lean, modules, rtol=1e-4, atol=2e-4)
 
 
-def test_the_tokenizer_loads(folder: Path) -> None:
-    tokenizer = load_tokenizer(folder)
-    assert tokenizer("ab c")["input_ids"] == [66, 67, 1, 68]
-    assert tokenizer.decode([66, 67, 1, 68]) == "ab c"
-
-
 def test_a_folder_without_a_tokenizer_says_so(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "special*", "vocab*"))
     with pytest.raises(

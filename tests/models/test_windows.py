@@ -53,6 +53,8 @@ def test_windows_are_read_as_transformers_reads_them() -> None:
     assert window_of(tiny_model("mistral", sliding_window=9).config) == (9, (True, True))
     assert window_of(tiny_model("qwen2", sliding_window=9).config) is None  # it is switched off
     assert window_of(sliding("qwen3", 5).config) == (5, (True, False, True))
+    experts = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
+    assert window_of(tiny_model("qwen2_moe", sliding_window=8, **experts).config) == (8, (True, False))
 
 
 @FAMILIES
