@@ -19,6 +19,7 @@ VERBS = (
     *("demo", "profile", "rank", "doctor", "fit", "replay", "bench", "bench-servers", "advise", "generate", "report"),
     *("train", "evaluate", "diagnose", "export", "datastore build", "study kvshot", "study speckv"),
 )
+PLACE = "no/such"
 
 
 def request_of(verb: str) -> str:
@@ -51,6 +52,7 @@ def test_help_shows_every_setting_and_values_as_they_are_typed(verb: str) -> Non
     [
         ("from draftgauge.cli.main import run; run(['--help'])", {"torch", "numpy"}),
         ("import draftgauge; draftgauge.replay, draftgauge.report, draftgauge.fit, draftgauge.read_trace", {"torch"}),
+        ("import draftgauge.reporting.page, draftgauge.studies.speckv.page, draftgauge.studies.kvshot.page", {"torch"}),
     ],
 )
 def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]) -> None:
@@ -84,6 +86,15 @@ def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]
         (["generate", "x", "--compression", "uncompressed,int8"], "one compression"),
         (["doctor", "--compression", "uncompressed,int8"], "one compression"),
         (["bench-servers", "plain=http://h:1", "fixed:four=http://h:2"], "gamma"),
+        (["generate", "hi", "--max-new-tokens", "-3"], "--max-new-tokens must be at least 1, not -3"),
+        (["generate", "hi", "--gamma-max", "0"], "--gamma-max must be at least 1"),
+        (["profile", "--out", PLACE, "--seconds", "-5"], "--seconds must be above 0, not -5"),
+        (["profile", "--out", PLACE, "--long-prompts", "no"], "--long-prompts must be one of error, truncate, skip"),
+        (["generate", "hi", "--seed", "9" * 30], "--seed must be a number of 64 bits"),
+        (["generate", "hi", "--cost-seconds", "nan"], "--cost-seconds must be at least 0, not nan"),
+        (["profile", "--out", PLACE, "--prompts", "reference:nope"], "train, validation, test"),
+        (["profile", "--out", PLACE, "--split", "nope"], "train, validation, test"),
+        (["replay", PLACE, "more"], "more"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

@@ -4,7 +4,6 @@ anything is written.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from command_line import invoke, refusal, rows_of, succeeds
 from draftgauge.api.fit import FITS
 from draftgauge.core.prompts import TRAIN
-from draftgauge.policies.fitted import FILE, load_fitted
+from draftgauge.policies.fitted import load_fitted
 from draftgauge.replaying.splits import prompt_key
 from draftgauge.traces.reader import read_trace
 from written_runs import GAMMA_MAX, write_run
@@ -73,22 +72,6 @@ def test_what_is_said_to_come_next_can_be_done(run: Path, tmp_path: Path) -> Non
     assert "too few test prompts" in said
     assert f"replay {few}" not in said
     assert invoke("replay", few, "--policy", out).exit_code == 2
-
-
-def test_a_fitted_policy_for_other_lengths_or_signals_is_refused(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "p.json"
-    assert invoke("fit", run, "--out", out).exit_code == 0
-    entry = json.loads(out.read_text())
-    content = {key: value for key, value in entry.items() if key not in ("format", "version", "sha256")}
-    for change, says in (
-        ({"gamma_max": 8}, "fitted for gamma_max 8"),
-        ({"signals": ["entropy"]}, "fitted on the signals entropy"),
-        ({"made": {}}, "p.json: fitted policy: unknown key 'made'"),
-        ({"parameters": entry["parameters"] | {"lambda": 1}}, "unknown key 'lambda'"),
-    ):
-        FILE.write(out, content | change)
-        assert says in refusal("replay", run, "--policy", out, "--json", tmp_path / "r.json")
-        assert not (tmp_path / "r.json").exists()
 
 
 def test_two_sources_are_compared_with_the_best_simple_rule(run: Path, tmp_path: Path) -> None:

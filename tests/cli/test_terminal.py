@@ -46,7 +46,7 @@ def on_terminal(*words: str, cache: Path) -> str:
 
 def test_a_table_shows_the_five_columns_that_matter_and_wide_shows_all(tmp_path: Path) -> None:
     run = str(Path(__file__).parents[2] / "docs" / "results" / "real" / "runs" / "bf16")
-    wide = on_terminal("replay", run, "--policy", "stopping", "--wide", cache=tmp_path)
+    wide = draftgauge(["replay", run, "--policy", "stopping", "--wide"]).stdout
     said = on_terminal("replay", run, "--policy", "stopping", cache=tmp_path)
     (line,) = [line for line in said.splitlines() if line.startswith(" stopping")]
     assert line.split()[:2] == ["stopping", "2.60"]

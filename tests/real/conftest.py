@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from real_models import QUESTIONS, Model
+QUESTIONS = {
+    "code": "Write a Python function that returns the sum of the even numbers in a list.",
+    "math": "A train drives 60 km in 40 minutes. How far does it drive in two hours?",
+}
 
 
 @pytest.fixture(scope="session")
-def model() -> Model:
+def model() -> Callable[[str], str]:
+    """The path of a model by the name of its folder or file; skips where it is not there."""
     folder = os.environ.get("DRAFTGAUGE_REAL_MODELS", "")
 
     def path(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from command_line import draftgauge
 from engine_processes import llama_server, need_llama_server
 from gguf_files import need_libllama
-from real_models import Model
 
 pytestmark = pytest.mark.slow
 Rows = list[dict[str, Any]]
@@ -26,7 +26,7 @@ def run(*words: str, rows: Path | None = None) -> Rows:
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
-def test_generate(model: Model, name: str, tmp_path: Path) -> None:
+def test_generate(model: Callable[[str], str], name: str, tmp_path: Path) -> None:
     pair = ["--target", model(name), "--drafter", "prompt_lookup", "--raw", "--max-new-tokens", "12"]
     (row,) = run("generate", "1 2 3 4 5 1 2 3 4 5 1 2", *pair, "--policy", "fixed:3", rows=tmp_path / "rows.json")
     assert row["tokens"] == 12
@@ -35,7 +35,9 @@ def test_generate(model: Model, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gguf"])
-def test_a_pair_from_recording_to_advice(model: Model, prompts: str, suffix: str, tmp_path: Path) -> None:
+def test_a_pair_from_recording_to_advice(
+    model: Callable[[str], str], prompts: str, suffix: str, tmp_path: Path
+) -> None:
     if suffix:
         need_libllama()
     out = str(tmp_path / "run")
@@ -54,7 +56,7 @@ def test_a_pair_from_recording_to_advice(model: Model, prompts: str, suffix: str
     run("report", out, "--out", str(tmp_path / "report.html"))
 
 
-def test_a_drafter_from_training_to_export(model: Model, prompts: str, tmp_path: Path) -> None:
+def test_a_drafter_from_training_to_export(model: Callable[[str], str], prompts: str, tmp_path: Path) -> None:
     target, out = model("smollm2-135m"), str(tmp_path / "hidden")
     training = ["--target", target, "--prompts", prompts, "--out", out, "--reuse", "hidden"]
     training += ["--steps", "2", "--batch", "1", "--depths", "2", "--new-tokens", "16", "--length", "96"]
@@ -69,7 +71,7 @@ def test_a_drafter_from_training_to_export(model: Model, prompts: str, tmp_path:
     run("study", "kvshot", "--target", target, "--prompts", prompts, "--out", str(tmp_path / "study"), "--plan")
 
 
-def test_servers(model: Model, prompts: str, tmp_path: Path) -> None:
+def test_servers(model: Callable[[str], str], prompts: str, tmp_path: Path) -> None:
     need_llama_server()
     file, tokenizer = Path(model("smollm2-135m.gguf")), model("smollm2-135m")
     draft = ("--spec-type", "draft-simple", "--spec-draft-model", str(file), "--spec-draft-n-max", "2")
