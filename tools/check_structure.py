@@ -26,7 +26,7 @@ LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
     ("src/draftgauge/**/*.py", LINES, 36_100),
-    ("tests/**/*.py", LINES, 26_000),
+    ("tests/**/*.py", LINES, 24_890),
     ("benchmarks/**/*.py", LINES, 2_500),
     ("README.md", LINES, 130),
     ("README.md", WORDS, 1_100),

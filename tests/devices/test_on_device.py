@@ -158,7 +158,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
     manifest = Manifest.load(run)
     assert manifest.device.startswith(DEVICE)
     assert all(row["tokens_per_second"] > 0 for row in dg.replay(run, ["fixed", "stopping"]))
-    rows = dg.bench(folder=run, policies=["fixed:3", "stopping"], device=DEVICE, rounds=1)
+    rows = dg.bench(folder=run, policies=["fixed:3", "stopping"], device=DEVICE, rounds=1, baselines=WHOLE)
     live = {row["policy"]: row["mismatches"] for row in rows if row["task"] == "all"}
     assert live["fixed:3"] == live["stopping"] == 0
     assert any(row["advised"] for row in dg.advise(folder=run))
