@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.api.arms import Arm, BenchPrompt, bench_arms
 from draftgauge.api.bench_rows import Reference, bench_rows
 from draftgauge.api.profile import profile
-from draftgauge.api.prompts import first_per_task, prompt_file
-from draftgauge.core.prompts import read_prompts
+from draftgauge.api.prompts import prompt_file
+from draftgauge.core.prompts import first_per_task, read_prompts
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import reference_path
 

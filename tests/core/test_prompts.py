@@ -12,7 +12,6 @@ from draftgauge.core.prompts import (
     Prompt,
     for_judging,
     for_training,
-    mixed_prompts,
     prompts_sha256,
     read_prompts,
 )
@@ -103,7 +102,6 @@ def test_what_is_learned_from_and_what_is_judged_on(tmp_path: Path) -> None:
     prompts = read_prompts(write(tmp_path / "p.jsonl", *lines))
     assert [p.text for p in for_training(prompts)] == ["1"]
     assert [p.text for p in for_judging(prompts)] == ["0"]
-    assert [p.text for p in mixed_prompts(tmp_path / "p.jsonl", None)] == ["0"]
     for some, used in ((prompts[:1], prompts[:1]), (prompts[2:], prompts[3:]), (prompts[2:3], prompts[2:3])):
         assert for_training(some) == for_judging(some) == used
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.requests import PromptSpec
 from draftgauge.core.errors import PromptError, TraceError
-from draftgauge.core.prompts import SPLITS, Message, Prompt, prompts_sha256, read_prompts, unsealed
+from draftgauge.core.prompts import SPLITS, Message, Prompt, first_per_task, prompts_sha256, read_prompts, unsealed
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
@@ -80,17 +79,6 @@ def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
     prompts = read_prompts(path, None, spec.tasks, spec.split)
     turns = turns_of(prompts if spec.split else unsealed(prompts), spec.turns)
     return path, first_per_task(turns, spec.per_task)[: spec.limit]
-
-
-def first_per_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
-    """The first ``count`` prompts of every task in every split, in the file's order; all of them if None."""
-    seen: Counter[tuple[str, str]] = Counter()
-    kept = []
-    for prompt in prompts:
-        seen[prompt.task, prompt.split] += 1
-        if count is None or seen[prompt.task, prompt.split] <= count:
-            kept.append(prompt)
-    return kept
 
 
 def encode_prompts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -123,6 +124,17 @@ def in_turn(prompts: Iterable[OfTask]) -> list[OfTask]:
     return [prompt for prompt in turns if prompt is not None]
 
 
+def first_per_task(prompts: Iterable[Prompt], count: int | None) -> list[Prompt]:
+    """The first ``count`` prompts of every task in every split, in the file's order; all of them if None."""
+    seen: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for prompt in prompts:
+        seen[prompt.task, prompt.split] += 1
+        if count is None or seen[prompt.task, prompt.split] <= count:
+            kept.append(prompt)
+    return kept
+
+
 def for_training(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt for prompt in prompts if prompt.split == TRAIN] or unsealed(prompts)
 
@@ -142,13 +154,6 @@ def learned_from(trained: Path | None, judged: Path, places: Collection[int]) ->
     if trained is None or not (trained.exists() and judged.exists() and trained.samefile(judged)):
         return False
     return any(prompt.index in places for prompt in for_training(read_prompts(judged)))
-
-
-def mixed_prompts(path: Path, per_task: int | None) -> list[Prompt]:
-    by_task: dict[str, list[Prompt]] = {}
-    for prompt in for_judging(read_prompts(path)):
-        by_task.setdefault(prompt.task, []).append(prompt)
-    return in_turn(chain.from_iterable(prompts[:per_task] for prompts in by_task.values()))
 
 
 def prompts_sha256(path: Path) -> str:

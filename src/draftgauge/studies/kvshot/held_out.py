@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.progress import Progress
-from draftgauge.core.prompts import mixed_prompts, prompts_sha256
+from draftgauge.core.prompts import first_per_task, for_judging, in_turn, prompts_sha256, read_prompts
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse import target_fingerprint
@@ -36,9 +36,8 @@ def make_texts(
     if read_kept(path, identity) is not None:
         return
     longest = target.spec.context - settings.max_new_tokens
-    texts = greedy_texts(
-        target, encode_prompts(mixed_prompts(prompts, per_task), tokenizer, longest), settings, progress
-    )
+    chosen = in_turn(first_per_task(for_judging(read_prompts(prompts)), per_task))
+    texts = greedy_texts(target, encode_prompts(chosen, tokenizer, longest), settings, progress)
     KEPT.write(path, {"identity": identity, "texts": [asdict(text) for text in texts]})
 
 

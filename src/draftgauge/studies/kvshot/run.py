@@ -15,7 +15,7 @@ from draftgauge.core.executor import Outcome, check_executor, execute
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import learned_from, mixed_prompts
+from draftgauge.core.prompts import first_per_task, for_judging, learned_from, read_prompts
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
 from draftgauge.models.loading import end_tokens, load_tokenizer
@@ -74,8 +74,8 @@ def run_study(
     require_writable(folder)
     if workers.executor == "ray":
         study = replace(study, request=replace(study.request, threads=workers.cpus))
-    judged = {prompt.index for prompt in mixed_prompts(prompts, study.evaluation.per_task)}
-    if learned_from(study.request.prompts, prompts, judged):
+    judged = first_per_task(for_judging(read_prompts(prompts)), study.evaluation.per_task)
+    if learned_from(study.request.prompts, prompts, {prompt.index for prompt in judged}):
         warnings.warn(f"drafters are trained on prompts of {prompts} that they are judged on", stacklevel=2)
     work = _Work(study, folder)
 
