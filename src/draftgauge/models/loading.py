@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
@@ -40,6 +33,7 @@ from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.modules_model import ModulesModel
+from draftgauge.models.spec import read_configuration
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.transformers_calls import no_bars
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
@@ -92,7 +86,7 @@ def load_model(
     label = label_of(compression, method, source)
     dtype = activation_dtype(label, chosen, _dtype_of(declared))
     quantisation = quantization_config(label, dtype)
-    config = _from_pretrained(AutoConfig, path, trust_remote_code=trust_remote_code)
+    config = read_configuration(path, trust_remote_code)
     check_index(path)
     stays = quantisation is not None or label not in COMPRESSIONS  # quantised weights are made where they stay
     with (

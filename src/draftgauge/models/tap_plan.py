@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.lean_families import LENGTH_DEPENDENT_ROPE
+from draftgauge.models.lean_families import FAMILIES, LENGTH_DEPENDENT_ROPE
 from draftgauge.models.spec import rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
-
-_DENSE = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
-TAP_FAMILIES = (*_DENSE, "mixtral", "qwen2_moe", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,11 @@ def tap_plan(
 def check_family(config: PreTrainedConfig) -> None:
     """Refuse a target of a family that cannot be tapped."""
     config = config.get_text_config()
-    if config.model_type not in TAP_FAMILIES:
+    if config.model_type not in FAMILIES:
         raise ModelError(
             f"targets of the family {config.model_type} have no taps: where its decoder layers keep their hidden "
             "states and keys is known "
-            f"for {', '.join(TAP_FAMILIES)} only. Draft with a small language model or prompt lookup instead"
+            f"for {', '.join(FAMILIES)} only. Draft with a small language model or prompt lookup instead"
         )
     changing = [kind["rope_type"] for kind in rope_kinds(config) if kind["rope_type"] in LENGTH_DEPENDENT_ROPE]
     if changing:

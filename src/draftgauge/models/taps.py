@@ -23,11 +23,11 @@ from draftgauge.models.gguf import GgufModel
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.modules_model import ModulesModel, rollback_cache
-from draftgauge.models.tap_plan import TAP_FAMILIES, TapPlan, tap_plan
+from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
-__all__ = ["TAP_FAMILIES", "Features", "TapPlan", "Taps", "attach_taps", "batch_features", "default_taps", "tap_plan"]
+__all__ = ["Features", "TapPlan", "Taps", "attach_taps", "batch_features", "default_taps", "tap_plan"]
 
 
 class Taps:

@@ -26,7 +26,8 @@ from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.hidden import Part, catching_heads
-from draftgauge.models.tap_plan import TAP_FAMILIES, nearest_full
+from draftgauge.models.lean_families import FAMILIES
+from draftgauge.models.tap_plan import nearest_full
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.taps import batch_features
 from draftgauge.training.reuse.request import RANDOM, SELF
@@ -77,7 +78,7 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
         chain = None
     if start == SELF or chain is None:
         return []
-    if net.config.target_family not in TAP_FAMILIES:
+    if net.config.target_family not in FAMILIES:
         warnings.warn(
             f"the projections of {net.config.target_family} targets are not known: attention starts at the drafter's "
             "own keys",
