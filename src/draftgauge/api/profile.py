@@ -40,7 +40,7 @@ from draftgauge.models.compression import QUANTISED, check_quantises, quantizati
 from draftgauge.models.device import release_unused
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.spec import read_configuration
-from draftgauge.replaying.evaluate import near_best, task_masks
+from draftgauge.replaying.evaluate import task_masks
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.traces.build import select
@@ -194,11 +194,11 @@ def _say_how_answers_look(compression: str, trace: Trace, end_tokens: frozenset[
 def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best.
 
-    ``near_best_from`` to ``near_best_to`` are the lengths within 2% of the best one, ``hindsight_gain`` the modelled
-    speed of the hindsight optimum over that of the best one (0 included), minus 1. ``differing`` is the share of
-    positions of a serving engine's answers whose token is not the target's choice. ``cost_doubt`` says why the costs
-    are not to be trusted. Of a mixture of experts there are ``experts_1``, ``experts_2``, ...: how many different ones
-    a layer reads to verify so many tokens, and ``verify_1_ms``, ...: how long that takes.
+    ``hindsight_gain`` is the modelled speed of the hindsight optimum over that of the best fixed length (0 included),
+    minus 1. ``differing`` is the share of positions of a serving engine's answers whose token is not the target's
+    choice. ``cost_doubt`` says why the costs are not to be trusted. Of a mixture of experts there are ``experts_1``,
+    ``experts_2``, ...: how many different ones a layer reads to verify so many tokens, and ``verify_1_ms``, ...: how
+    long that takes.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -211,7 +211,6 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
         for task, mask in task_masks(trace):
             part = select(trace, mask)
             fixed = [outcome.tokens_per_second for outcome in replay_fixed_all(part, costs)]
-            shortest, longest = near_best(fixed)
             drafted = part.drafted > 0
             rows.append(
                 {
@@ -223,8 +222,6 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "mean_accepted": float(part.accepted.mean()),
                     "first_accepted": float(np.mean(part.accepted[drafted] > 0)) if drafted.any() else None,
                     "best_fixed_gamma": int(np.argmax(fixed)),
-                    "near_best_from": shortest,
-                    "near_best_to": longest,
                     "hindsight_gain": hindsight_optimum(part, costs).tokens_per_second / max(fixed) - 1,
                     "cost_ratio": costs.cost_ratio(),
                     "cost_doubt": costs.doubt() or None,

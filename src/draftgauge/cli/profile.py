@@ -15,8 +15,6 @@ COLUMNS = {
     "first_accepted": "first accepted",
     "best_fixed_gamma": "best gamma",
     "tokens": "tokens",
-    "near_best_from": "within 2% from",
-    "near_best_to": "to",
     "cost_ratio": "draft / verify cost",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,6 @@ from draftgauge.traces.trace import Trace
 
 ALL_TASKS = "all"
 SAME_PROMPTS = "same prompts"
-NEAR = 0.02  # lengths whose speed is so close to the best are about as good: costs are not measured more finely
 HINDSIGHT = "hindsight"
 HINDSIGHT_BOTH = "hindsight-two-sources"
 BOUNDS = {HINDSIGHT: False, HINDSIGHT_BOTH: True}
@@ -231,18 +230,6 @@ def figure(row: Mapping[str, object], key: str) -> float:
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
     """The shortest of the fastest fixed lengths; 0 where not drafting is best."""
     return _best_of(replay_fixed_all(trace, costs))
-
-
-def near_best(tokens_per_second: Sequence[float]) -> tuple[int, int]:
-    """The shortest and the longest draft length around the best one at which speed stays within :data:`NEAR` of it.
-
-    Args:
-        tokens_per_second: ``[gamma_max + 1]`` by draft length.
-    """
-    speeds = np.asarray(tokens_per_second)
-    best = int(np.argmax(speeds))
-    below = np.flatnonzero(speeds < (1 - NEAR) * speeds[best])
-    return int(max(below[below < best], default=-1)) + 1, int(min(below[below > best], default=len(speeds))) - 1
 
 
 def plain_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:

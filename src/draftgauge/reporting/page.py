@@ -16,7 +16,7 @@ from draftgauge.policies.fitted import FITTED_SUFFIX
 from draftgauge.policies.registry import FIXED
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.batch_rows import batch_rows, shown_rows
-from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, NEAR, near_best
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS
 from draftgauge.replaying.splits import MIN_PROMPTS
 from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, line_chart
 from draftgauge.reporting.layout import (
@@ -84,7 +84,6 @@ def render(
         "prompts": max(len(run.trace.prompts) for run in runs),
         "split": runs[0].split,
         "advice": [advise(run) for run in runs],
-        "near": f"{100 * NEAR:.0f}",
         "acceptance": [(run.name, _acceptance_chart(run)) for run in runs],
         "min_positions": MIN_POSITIONS,
         "speed": [(run.name, [(task, speed_chart(run, task)) for task in run.tasks]) for run in runs],
@@ -136,7 +135,6 @@ def advise(run: Run) -> dict[str, Any]:
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
         "flags": _flags(run, gamma) if run.verdict.speculate and not run.verdict.unknown else [],
-        "near": near_best([row["tokens_per_second"] for row in fixed]),
         "tasks": [
             (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
             for task, own in by_task
