@@ -41,6 +41,10 @@ def make(design: str, layers: int = 2, **heads: Any) -> tuple[BlockNet, Features
     return net, batch_features(target, TEXTS, reuse_config(target.config, "hybrid").tap_plan)
 
 
+def only(features: Features, row: int) -> Features:
+    return Features(*(part[row : row + 1] for part in vars(features).values()))
+
+
 @pytest.mark.parametrize("design", DESIGNS)
 def test_packed_blocks_are_single_blocks(design: str) -> None:
     net, features = make(design)
@@ -48,7 +52,7 @@ def test_packed_blocks_are_single_blocks(design: str) -> None:
     assert packed.shape == (2, 4, SIZE, net.config.hidden_size)
     for row, place in (ANCHORS >= 0).nonzero().tolist():
         anchor = int(ANCHORS[row, place])
-        until = features.until(anchor + 1).rows(slice(row, row + 1))  # nothing after the anchor is there
+        until = only(features.until(anchor + 1), row)  # nothing after the anchor is there
         alone = block_states(net, TEXTS[row : row + 1, : anchor + 2], until, torch.tensor([[anchor]]))
         torch.testing.assert_close(packed[row, place], alone[0, 0], atol=1e-5, rtol=1e-5)
     everywhere = torch.stack(unroll_blocks(net, TEXTS, features, SIZE, 2), 2)
@@ -94,7 +98,7 @@ def test_gradients_are_those_of_a_loop_over_blocks_and_slots(heads: dict[str, An
 
     total = torch.zeros(())
     for row, anchors in enumerate(drawn):
-        one, text = features.rows(slice(row, row + 1)), batch.tokens[row : row + 1]
+        one, text = only(features, row), batch.tokens[row : row + 1]
         for anchor in anchors.tolist():
             states = block_states(net, text, one, torch.tensor([[anchor]]))[0, 0]
             for slot in range(min(SIZE, len(conversations[row].tokens) - 2 - anchor)):

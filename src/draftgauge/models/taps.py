@@ -7,7 +7,7 @@ size, ``KV`` key/value heads, ``D`` head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -111,12 +111,6 @@ class Features:
     values: Tensor | None
     logits: Tensor
 
-    def to(self, *arguments: Any, **options: Any) -> Features:
-        return self._each(lambda part: part.to(*arguments, **options))
-
-    def rows(self, chosen: Tensor | slice) -> Features:
-        return self._each(lambda part: part[chosen])
-
     def until(self, length: int) -> Features:
         """The first positions of every text: views."""
         assert self.logits.ndim == 3, "these features hold the logits of some positions only"
@@ -126,13 +120,6 @@ class Features:
             None if self.values is None else self.values[..., :length, :],
             self.logits[:, :length],
         )
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Features:
-        assert self.logits.ndim == 3, "these features hold the logits of some positions only"
-        hidden, keys, values = (
-            None if part is None else change(part) for part in (self.hidden, self.keys, self.values)
-        )
-        return Features(hidden, keys, values, change(self.logits))
 
 
 @torch.no_grad()
