@@ -23,7 +23,7 @@ from draftgauge.replaying.splits import split_trace
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
-from engine_server import llama_metrics, models_page, serving, sglang_metrics, vllm_answer, vllm_metrics
+from engine_server import llama_metrics, serving, sglang_metrics, vllm_answer, vllm_metrics
 from reuse_nets import saved_drafter
 from tiny import tiny_model
 from written_runs import GAMMA_MAX, write_run
@@ -135,10 +135,8 @@ def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
 
 def test_a_server_with_costs_is_advised(tmp_path: Path) -> None:
     costs = costs_of(tmp_path / "costs.json", "vllm", 0.002)
-    pages = {"/metrics": (200, vllm_metrics(1000, 3000, 1100, (600, 350, 150))), "/v1/models": (200, models_page("m"))}
-    with serving(pages) as url:
-        arguments = ["-e", "vllm", "--url", url, "--model", "m", "--costs", str(costs)]
-        rows, best, _ = advised(arguments, tmp_path / "rows.json")
+    with serving({"/metrics": (200, vllm_metrics(1000, 3000, 1100, (600, 350, 150)))}) as url:
+        rows, best, _ = advised(["-e", "vllm", "--url", url, "--costs", str(costs)], tmp_path / "rows.json")
     steps = [0.01 + 0.0025 * k for k in range(4)]
     expected = [1, *(tokens * 0.01 / step for tokens, step in zip((1.6, 1.95, 2.1), steps[1:], strict=True))]
     assert [row["speedup"] for row in rows] == pytest.approx(expected)
@@ -327,7 +325,6 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
         ([str(run), "-e", "vllm", "--costs", str(tmp_path / "none.json")], "there is no file of costs"),
         ([str(run), "-e", "vllm", "--url", "http://127.0.0.1:9"], "no server answers"),
         ([str(run), "--requests", "x.jsonl"], "not from both"),
-        ([str(run), "--model", "m"], "--url"),
         ([], "needs a recorded run"),
         (["-e", "vllm", "--requests", "x.jsonl"], "--costs"),
         (["-e", "transformers", "--requests", "x.jsonl"], "name the server's engine"),

@@ -14,7 +14,7 @@ from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, llama_answer, models_page, serving, vllm_answer
 from tiny import save_tiny
 
-LLAMA = {"/v1/models": (200, models_page("m")), "/props": (200, '{"model_path": "m.gguf"}')}
+LLAMA = {"/v1/models": (200, models_page("m"))}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.policies.registry import make_policy
 from draftgauge.serving.client import complete
-from draftgauge.serving.counters import check_served, read_counts
+from draftgauge.serving.counters import read_counts
 from engine_processes import llama_server, need_llama_server
 from engine_steps import live_steps, trimmed
 from gguf_files import convert, need_converter, need_libllama, write_gguf
@@ -55,7 +55,6 @@ def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[in
     kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-n-max", str(LENGTH))
     expected = accepted = 0
     with llama_server(files["target"], *options, *kinds) as url:
-        check_served("llama-server", url, str(files["target"]))
         for prompt in prompts:
             answer = complete("llama-server", url, prompt, OUTPUT)
             plain = plain_decode(target, prompt, settings).tokens

@@ -10,9 +10,9 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.counters import (
     SpeculationCounts,
-    check_served,
     constant_chance,
     read_counts,
+    served_models,
     standard_errors,
     tokens_per_step,
 )
@@ -94,15 +94,11 @@ def test_servers_that_say_nothing_of_speculation(engine: str, status: int, page:
         read_counts(engine, url)
 
 
-def test_a_server_of_another_model() -> None:
-    pages = {"/v1/models": (200, models_page("mine")), "/props": (200, '{"model_path": "/models/mine.gguf"}')}
-    with serving(pages) as url:
-        check_served("vllm", url, "mine")
-        check_served("llama-server", url, "/models/mine.gguf")
-        with pytest.raises(DraftgaugeError, match="serves mine, not other"):
-            check_served("vllm", url, "other")
+def test_a_server_that_lists_no_models() -> None:
+    with serving({"/v1/models": (200, models_page("mine"))}) as url:
+        assert served_models("vllm", url) == ["mine"]
     with serving({"/v1/models": (200, "[]")}) as url, pytest.raises(ServerError, match="does not list its models"):
-        check_served("vllm", url, "mine")
+        served_models("vllm", url)
     with serving({"/v1/models": (200, "no json")}) as url, pytest.raises(ServerError, match="not JSON"):
         fetch_json(url, "/v1/models")
 

@@ -33,7 +33,7 @@ from draftgauge.replaying.splits import Design, design_of
 from draftgauge.replaying.verdict import Verdict
 from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length, recorded_acceptance
 from draftgauge.serving.client import CLIENTS
-from draftgauge.serving.counters import SpeculationCounts, check_served, read_counts, standard_errors, tokens_per_step
+from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
     DFLASH,
     EAGLE3,
@@ -115,18 +115,14 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 
     Raises:
         DraftgaugeError: for an unknown engine, unknown costs, or a server that does not answer, counts no speculation,
-            serves another model, or, where nothing else is given, drafts different lengths in turn.
+            or, where nothing else is given, drafts different lengths in turn.
         TraceError: if the folder holds no complete run, or the answers cannot be imported.
     """
     engine = engine_of(request.engine)
     if request.folder is not None and request.requests is not None:
         raise DraftgaugeError("advice is from a recorded run or from --requests, not from both: leave one out")
-    if request.model is not None and request.url is None:
-        raise DraftgaugeError("--model says what a server must serve: name the server with --url")
     if request.settings is not None:
         require_writable_file(request.settings)
-    if request.url is not None and request.model is not None:
-        check_served(engine.name, request.url, request.model)
     counts = None if request.url is None else read_counts(engine.name, request.url)
     if request.requests is not None:
         return _rows(request, engine, _from_requests(request, engine, request.requests), counts, on_warning)

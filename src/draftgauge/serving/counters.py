@@ -188,22 +188,11 @@ def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
 
 
 def served_models(engine: str, url: str) -> list[str]:
-    """The names under which a running server serves, its model's path included where it says it."""
     document = fetch_json(url, "/v1/models")
     try:
-        names = [str(entry["id"]) for entry in document["data"]]
+        return [str(entry["id"]) for entry in document["data"]]
     except (KeyError, TypeError) as error:
         raise ServerError(f"the server at {url} does not list its models as {engine} does") from error
-    if engine == "llama-server":
-        properties = fetch_json(url, "/props")
-        names.append(str(properties.get("model_path", "") if isinstance(properties, dict) else ""))
-    return [name for name in names if name]
-
-
-def check_served(engine: str, url: str, model: str) -> None:
-    names = served_models(engine, url)
-    if model not in names:
-        raise DraftgaugeError(f"the server at {url} serves {', '.join(names) or 'nothing'}, not {model}")
 
 
 def tokens_per_step(survival: Sequence[float]) -> list[float]:

@@ -267,7 +267,6 @@ class AdviseRequest:
     )
     costs: Path | None = option(None, help="JSON of what a step costs in the engine; the run's own if left out.")
     url: str | None = option(None, help="a running server of the engine, e.g. http://127.0.0.1:8000.")
-    model: str | None = option(None, help="refuse the server unless it serves this model.")
     requests: Path | None = option(None, help="answers of vLLM with metrics of every step, in place of a recorded run.")
     policies: tuple[str, ...] = policies_option("a policy to try beside the fixed lengths; may be repeated.")
     judged: JudgedSpec = JudgedSpec()
