@@ -36,10 +36,11 @@ def drafted_from_every_position(net: ReuseNet, model: CachedModel, text: HeldOut
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-def test_lengths_are_those_of_drafting_from_every_position(design: str) -> None:
+def test_lengths_are_those_of_drafting_from_every_position(monkeypatch: pytest.MonkeyPatch, design: str) -> None:
     model = target()
     net, held_out = net_for(model, design), texts(model)
-    agreed = agreement(net, model.module, held_out, DEPTHS, batch_tokens=60)  # several batches, some padded
+    monkeypatch.setattr("draftgauge.diagnostics.texts.BATCH_TOKENS", 60)  # several batches, some padded
+    agreed = agreement(net, model.module, held_out, DEPTHS)
     forced = [accepted_lengths(each) for each in agreed]
     assert [len(lengths) for lengths in forced] == [len(text.output) for text in held_out]
     for lengths, text in zip(forced, held_out, strict=True):

@@ -87,7 +87,7 @@ def assert_drafting_is_the_unroll(net: ReuseNet, family: str) -> None:
                 torch.testing.assert_close(logits, unrolled[depth][row, end - 1], atol=1e-4, rtol=1e-4)
                 if depth + 1 < DEPTHS:
                     logits, chain = drafting.step(net, chain, int(texts()[row, end + 1 + depth]))
-                    assert (chain.anchors, chain.depth, chain.branches) == (end, depth + 2, 1)
+                    assert (chain.anchors, chain.depth, len(chain.stream[0])) == (end, depth + 2, 1)
 
 
 @pytest.mark.parametrize(("design", "layers", "injection"), VARIANTS)

@@ -130,7 +130,7 @@ def test_random_leaves_the_weights(target: PreTrainedModel, texts: list[Tensor])
 @pytest.mark.parametrize(("name", "count"), [("adamw", 1), ("muon", 2)])
 def test_every_parameter_has_one_optimizer(target: PreTrainedModel, name: str, count: int) -> None:
     net = drafter(target, "hybrid")
-    optimizers = make_optimizers(net, name, 0.1)
+    optimizers = make_optimizers(net, name)
     assert len(optimizers) == count
     held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, held)) == sorted(map(id, net.parameters()))

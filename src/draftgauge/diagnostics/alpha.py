@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from draftgauge.diagnostics.texts import BATCH_TOKENS, HeldOutText, text_batches
+from draftgauge.diagnostics.texts import HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features
@@ -33,18 +33,16 @@ def accepted_lengths(agreed: Ints) -> Ints:
 
 
 @torch.inference_mode()
-def agreement(
-    net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, batch_tokens: int = BATCH_TOKENS
-) -> list[Ints]:
+def agreement(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int) -> list[Ints]:
     """Whether the token at each depth of the draft from every output position is the text's, ``[n, depths]`` of 0 and 1
     for each text, whether or not the earlier tokens are right; 0 where there is no label, see :func:`labelled_depths`.
 
     Where a token before was wrong, the drafter was fed the text's in its place: the drafter of every design is asked
     the same question at every position, so designs can be compared depth by depth. Texts of similar lengths are
-    unrolled together up to ``batch_tokens`` tokens, padding included.
+    unrolled together.
     """
     agreed = [np.zeros((len(text.output), depths), np.int64) for text in texts]
-    for batch in text_batches(texts, depths, next(net.parameters()).device, batch_tokens):
+    for batch in text_batches(texts, depths, next(net.parameters()).device):
         features = batch_features(module, batch.tokens, net.config.tap_plan)
         states = unroll_states(net, batch.tokens, features, depths, batch.begin)
         right = np.stack(

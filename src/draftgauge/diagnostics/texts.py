@@ -87,16 +87,14 @@ class TextBatch:
         return right
 
 
-def text_batches(
-    texts: Sequence[HeldOutText], depths: int, device: torch.device, batch_tokens: int = BATCH_TOKENS
-) -> Iterator[TextBatch]:
-    """Batches of all texts, shortest first, of up to ``batch_tokens`` tokens, padding included."""
+def text_batches(texts: Sequence[HeldOutText], depths: int, device: torch.device) -> Iterator[TextBatch]:
+    """Batches of all texts, shortest first, of up to ``BATCH_TOKENS`` tokens, padding included."""
     members: list[int] = []
     ordered = sorted(range(len(texts)), key=lambda i: len(texts[i].tokens))
     for place, i in enumerate(ordered):
         members.append(i)
         longest = len(texts[ordered[min(place + 1, len(texts) - 1)]].tokens) + depths
-        if place + 1 < len(texts) and (len(members) + 1) * longest <= batch_tokens:
+        if place + 1 < len(texts) and (len(members) + 1) * longest <= BATCH_TOKENS:
             continue
         chosen = [texts[member] for member in members]
         width = len(texts[i].tokens) + depths - 1

@@ -17,6 +17,8 @@ from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 
+TOLERANCE = 0.02  # of the numbers of parameters of designs that are compared
+
 
 def new_net(
     config: ReuseConfig, target_module: PreTrainedModel, seed: int, draft_tokens: Tensor | None = None
@@ -131,23 +133,20 @@ def count_parameters(config: ReuseConfig) -> int:
     return sum(parameter.numel() for parameter in net.parameters()) - absent * per_row
 
 
-def matched_widths(
-    target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]], tolerance: float = 0.02
-) -> list[ReuseConfig]:
-    """Configurations whose numbers of trainable parameters agree within ``tolerance``, by the width of the SwiGLU.
+def matched_widths(target_config: PreTrainedConfig, requests: Sequence[Mapping[str, Any]]) -> list[ReuseConfig]:
+    """Configurations whose numbers of trainable parameters agree within ``TOLERANCE``, by the width of the SwiGLU.
 
     The size aimed at is that of the largest one, at its usual width and without a Markov head, among those of fewest
-    layers. A request holds
-    keyword arguments of :func:`reuse_config`.
+    layers. A request holds keyword arguments of :func:`reuse_config`.
     """
     natural = [reuse_config(target_config, **request) for request in requests]
     least = min(config.layers for config in natural)
     budget = max(count_parameters(replace(config, markov_rank=0)) for config in natural if config.layers == least)
     matched = [_fit(config, budget) for config in natural]
     counts = [count_parameters(config) for config in matched]
-    if max(counts) > (1 + tolerance) * min(counts):
+    if max(counts) > (1 + TOLERANCE) * min(counts):
         raise ModelError(
-            f"the drafters cannot be brought within {tolerance:.1%} of each other: their numbers of parameters are "
+            f"the drafters cannot be brought within {TOLERANCE:.1%} of each other: their numbers of parameters are "
             f"{', '.join(map(str, counts))}; leave out the designs or layers that differ most"
         )
     return matched

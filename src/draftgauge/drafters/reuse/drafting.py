@@ -162,10 +162,6 @@ class ChainState:
     memories: tuple[Memory, ...]
     stream: Tensor
 
-    @property
-    def branches(self) -> int:
-        return self.stream.shape[1]
-
     def rows(self, index: Tensor) -> ChainState:
         memories = tuple(memory.rows(index) for memory in self.memories)
         return ChainState(self.prefix, self.anchors, self.depth, memories, self.stream[:, index])

@@ -20,7 +20,7 @@ ITERATIONS = 5
 ADAMW_SIZE = 0.2  # root of the mean square of AdamW's updates
 
 
-def make_optimizers(net: nn.Module, name: str, weight_decay: float = WEIGHT_DECAY) -> list[torch.optim.Optimizer]:
+def make_optimizers(net: nn.Module, name: str) -> list[torch.optim.Optimizer]:
     """Optimisers of everything that is trained; matrices decay, and nothing else.
 
     ``muon`` orthogonalises the updates of the matrices of the blocks (K. Jordan, "Muon: an optimizer for hidden
@@ -33,12 +33,12 @@ def make_optimizers(net: nn.Module, name: str, weight_decay: float = WEIGHT_DECA
     others = [p for _, p in trained if p.ndim < 2]
     groups = [
         {"params": parameters, "weight_decay": decay}
-        for parameters, decay in ((matrices, weight_decay), (others, 0.0))
+        for parameters, decay in ((matrices, WEIGHT_DECAY), (others, 0.0))
         if parameters
     ]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=1.0, betas=BETAS, fused=True)]
     if hidden:
-        optimizers.append(Muon(hidden, {"lr": MUON_RATE, "weight_decay": weight_decay}))
+        optimizers.append(Muon(hidden, {"lr": MUON_RATE, "weight_decay": WEIGHT_DECAY}))
     return optimizers
 
 
