@@ -61,7 +61,7 @@ def test_a_run_holds_trace_costs_and_manifest(models: dict[str, Any], whole: Pat
     assert (manifest.target.engine, manifest.target.family, manifest.target.dtype) == ("lean", "qwen3", "float32")
     assert len("".join(texts_of(whole, 0))) > 0
     told = profile_rows([whole])[-1]
-    bound = evaluate(trace, costs, {"hindsight": hindsight_optimum(trace, costs).replay})[-1]
+    bound = evaluate(trace, costs, {"hindsight": hindsight_optimum(trace, costs)})[-1]
     assert told["best_fixed_gamma"] == bound["best_fixed_gamma"]
     assert told["hindsight_gain"] == pytest.approx(bound["gain"])
 

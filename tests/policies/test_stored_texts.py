@@ -39,9 +39,8 @@ def test_what_is_stored_is_found_and_what_is_not_changes_nothing() -> None:
     for without in (StoredTexts([]), StoredTexts([[500, 501] * 9])):  # tokens that the trace does not know
         np.testing.assert_array_equal(outcome(without).record.accepted, alone.record.accepted)
     assert outcome(stored_answers(trace)).tokens_per_step > 1.5 * alone.tokens_per_step
-    without_store = hindsight_optimum(trace, costs, text=True).tokens_per_second
-    assert hindsight_optimum(trace, costs, True, stored_answers(trace)).tokens_per_second > without_store
-    assert hindsight_optimum(trace, costs, text=True).tokens_per_second == without_store  # not the cached one
+    without = hindsight_optimum(trace, costs, text=True).tokens_per_second
+    assert hindsight_optimum(trace, costs, True, stored_answers(trace)).tokens_per_second > without
 
 
 def test_policies_that_look_nothing_up_take_no_datastore() -> None:

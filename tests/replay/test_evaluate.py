@@ -48,7 +48,7 @@ def rows(trace: Trace, costs: CostCurve) -> dict[tuple[str, str], Row]:
         spec: make_policy(spec, GAMMA_MAX) for spec in ("no-draft", "fixed:1", "hf-heuristic", "cumulative-confidence")
     }
     best = best_fixed_gamma(trace, costs)
-    outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, costs).replay}
+    outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, costs)}
     return {(str(row["policy"]), str(row["task"])): row for row in evaluate(trace, costs, policies | outcomes)}
 
 

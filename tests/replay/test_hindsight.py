@@ -79,8 +79,7 @@ def test_dynamic_programming_equals_enumeration(seed: int, length: int, gamma_ma
     best = hindsight_optimum(trace, costs, text=text)
     for prompt in range(len(trace.prompts)):
         least = min(every_path(trace, prompt, costs, text))
-        assert best.replay.seconds[prompt] == pytest.approx(least, rel=1e-12)
-        assert best.seconds_left[trace.offsets[prompt], 0] == pytest.approx(least, rel=1e-12)
+        assert best.seconds[prompt] == pytest.approx(least, rel=1e-12)
 
 
 @examples
@@ -88,7 +87,7 @@ def test_dynamic_programming_equals_enumeration(seed: int, length: int, gamma_ma
 def test_no_policy_beats_hindsight_on_any_prompt(seed: int, length: int, gamma_max: int) -> None:
     trace = synthetic_trace(seed, prompts=4, length=length, gamma_max=gamma_max)
     costs = random_costs(seed, gamma_max)
-    least = hindsight_optimum(trace, costs).replay.seconds
+    least = hindsight_optimum(trace, costs).seconds
     outcomes = [replay(trace, make_policy(spec, gamma_max), costs) for spec in SPECS] + replay_fixed_all(trace, costs)
     for outcome in outcomes:
         assert (least <= outcome.seconds * (1 + 1e-12)).all()
@@ -98,12 +97,10 @@ def test_the_best_path_has_the_seconds_of_its_steps() -> None:
     trace = synthetic_trace(7, prompts=5, length=80, gamma_max=6)
     costs = linear_costs(6)
     best = hindsight_optimum(trace, costs)
-    starts = trace.offsets[:-1]
-    np.testing.assert_allclose(best.replay.seconds, best.seconds_left[starts, 0], rtol=1e-12)
-    record = best.replay.record
-    assert best.replay.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
+    record = best.record
+    assert best.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
     rows = record.rows(trace)
-    np.testing.assert_allclose(replay_steps(trace, rows, record.drafted, costs).seconds, best.replay.seconds)
+    np.testing.assert_allclose(replay_steps(trace, rows, record.drafted, costs).seconds, best.seconds)
     # Where longer drafts cost more, nothing is drafted in vain.
     np.testing.assert_array_equal(record.drafted, record.accepted)
 

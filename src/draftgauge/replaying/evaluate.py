@@ -114,7 +114,7 @@ def evaluate(
     }
     all_fixed = replay_fixed_all(trace, costs)
     best_gamma = _best_of(all_fixed) if best_fixed is None else best_fixed
-    fixed, bound = all_fixed[best_gamma], outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs).replay
+    fixed, bound = all_fixed[best_gamma], outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs)
     rival = None if against.best_rival is None else outcomes[against.best_rival]
     plain, grams, conversation = plain_seconds(trace, costs), prompt_gram_counts(trace), conversations(trace)
     ratio = costs.cost_ratio()
@@ -206,7 +206,7 @@ def evaluate_design(
     arms |= {} if rivals is None else rivals.arms
     looks_up = any(isinstance(policy, Extends) for policy in arms.values())
     bounds = BOUNDS if looks_up else [HINDSIGHT]
-    arms |= {name: hindsight_optimum(design.trace, costs, BOUNDS[name], stored).replay for name in bounds}
+    arms |= {name: hindsight_optimum(design.trace, costs, BOUNDS[name], stored) for name in bounds}
     return evaluate(
         design.trace,
         costs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,34 +19,13 @@ from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 
-_RUNS = "text runs"
 SAMPLED = (
     "a trace of sampled decoding does not hold the target's chances of the text's tokens: replay policies that look "
     "tokens up on a greedy trace, or run them live"
 )
 
 
-class Hindsight(NamedTuple):
-    """The optimal choice of draft lengths.
-
-    Attributes:
-        seconds_left: ``[positions, backlogs]`` least modelled seconds from every position to the end of the prompt's
-            output, where the drafter has 1, 2, ... committed tokens to take in.
-        replay: the best path; ``replay.record.drafted`` holds its draft lengths step by step, ``replay.seconds`` the
-            least seconds of each prompt.
-    """
-
-    seconds_left: NDArray[np.float64]
-    replay: Replay
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.replay.tokens_per_second
-
-
-def hindsight_optimum(
-    trace: Trace, costs: CostCurve, text: bool = False, stored: StoredTexts | None = None
-) -> Hindsight:
+def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored: StoredTexts | None = None) -> Replay:
     """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
     exact.
 
@@ -63,7 +41,7 @@ def hindsight_optimum(
     Without ``text`` ``b`` is 0.
 
     On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
-    ``replay.record`` of the first draw, that of the trace's own rows.
+    ``record`` of the first draw, that of the trace's own rows.
 
     Args:
         trace: dense; greedy with ``text``.
@@ -73,9 +51,7 @@ def hindsight_optimum(
     if trace.sampled is not None:
         if text:
             raise TraceError(SAMPLED)
-        optima = [hindsight_optimum(drawn, costs) for drawn in draws(trace)]
-        seconds = np.mean([optimum.seconds_left for optimum in optima], axis=0)
-        return Hindsight(seconds, mean_of([optimum.replay for optimum in optima]))
+        return mean_of([hindsight_optimum(drawn, costs) for drawn in draws(trace)])
     # [C] drafted and appended tokens of every choice, the fewest tokens first; the first proposes nothing.
     longest = trace.gamma_max
     pairs = [(d, b) for d in range(longest + 1) for b in range(longest + 1 - d if text else 1)]
@@ -89,7 +65,6 @@ def hindsight_optimum(
     catch_up = costs.catch_up_seconds(backlogs[:, None], gammas)  # [B, C]
 
     best = np.zeros((trace.positions, len(backlogs)), np.int64)  # the best choice
-    seconds_left = np.zeros((trace.positions, len(backlogs)))
     prompt = prompt_of_rows(trace)
     # Seconds left by prompt, by tokens left modulo the longest step's and one, and by backlog; none left: 0.
     ahead = trace.gamma_max + 2
@@ -106,9 +81,8 @@ def hindsight_optimum(
         allowed = (gammas <= caps[rows, None]) & ((tails == 0) | (gammas + tails <= room[rows, None]))
         seconds = np.where(allowed[:, None, :], seconds, np.inf)
         best[rows] = seconds.argmin(axis=2)
-        seconds_left[rows] = seconds.min(axis=2)
-        after[prompt[rows], left[rows[0]] % ahead] = seconds_left[rows]
-    return Hindsight(seconds_left, _walk(trace, gammas[best], tails[best], costs, runs))
+        after[prompt[rows], left[rows[0]] % ahead] = seconds.min(axis=2)
+    return _walk(trace, gammas[best], tails[best], costs, runs)
 
 
 def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Ints, runs: Ints | None) -> Ints:
@@ -137,12 +111,8 @@ def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, runs: I
 
 def text_runs(trace: Trace, stored: StoredTexts | None = None) -> Ints:
     """``[P, G + 1]`` how many tokens looked up in the text would be accepted after ``d`` accepted drafted ones, column
-    ``d``, at most ``G - d``. They follow from the output alone, whatever drafts. Found once.
+    ``d``, at most ``G - d``. They follow from the output alone, whatever drafts.
     """
-    cached = trace.derived.get(_RUNS)
-    if cached is not None and cached[0] is stored:
-        runs: Ints = cached[1]
-        return runs
     check_prompt_tokens(trace)
     longest = trace.gamma_max
     right = np.zeros((trace.positions, longest), np.bool_)  # whether the text predicts the token so far on
@@ -162,5 +132,4 @@ def text_runs(trace: Trace, stored: StoredTexts | None = None) -> Ints:
     runs = np.zeros((trace.positions, longest + 1), np.int64)
     for depth in range(longest - 1, -1, -1):
         runs[:, depth] = np.where(right[:, depth], runs[:, depth + 1] + 1, 0)
-    trace.derived[_RUNS] = stored, runs
     return runs

@@ -137,9 +137,9 @@ def judge_run(
             if can_replay(trace, policy):
                 arms[spec] = policy
                 beside.add(spec)
-    arms[HINDSIGHT] = hindsight_optimum(trace, costs).replay
+    arms[HINDSIGHT] = hindsight_optimum(trace, costs)
     if any(isinstance(policy, Extends) for policy in arms.values()):
-        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, costs, text=True).replay
+        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, costs, text=True)
     best = None if design.train is None else best_fixed_gamma(design.train, costs)
     evaluated = evaluate(trace, costs, arms, compared=Compared(best, references=beside), split=design.split)
     rows: dict[tuple[str, str], Row] = {(str(row["task"]), str(row["policy"])): dict(row) for row in evaluated}

@@ -8,8 +8,7 @@ not depend on them in law, so any policy can be replayed in expectation (:mod:`d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +88,6 @@ class Trace:
         sampled: of sampled decoding only. The output is then one drawn from the target, and the columns above hold one
             draw of the drafts.
         turns: prompts whose indices agree when divided by it are turns of one conversation.
-        derived: what was computed from the other columns, by name, so that it is computed once.
     """
 
     prompts: tuple[PromptInfo, ...]
@@ -107,7 +105,6 @@ class Trace:
     compression: str = UNCOMPRESSED
     sampled: SampledDrafts | None = None
     turns: int = 1
-    derived: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def positions(self) -> int:
