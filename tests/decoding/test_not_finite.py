@@ -12,7 +12,6 @@ from draftgauge.core.errors import ModelError
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.decoding.recorder import Answer, RecordingPlan, record_answer, record_prompt
-from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -20,6 +19,7 @@ from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
 from draftgauge.verification import Sampling
 from tiny import tiny_model, tiny_tokenizer, tokens
+from wrapped_model import WrappedModel
 
 PROMPT = tokens(10, seed=3).tolist()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(1.0), "top-p": Sampling(0.8, top_k=20, top_p=0.9)}

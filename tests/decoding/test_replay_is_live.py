@@ -15,7 +15,6 @@ from torch import Tensor
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.meter import MeterPlan, measure_costs
@@ -27,6 +26,7 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.replaying.backlog import backlogs
 from draftgauge.traces.costs import CostCurve
 from tiny import tiny_model, tokens
+from wrapped_model import WrappedModel
 
 GAMMA_MAX = 5
 LOOKING = 0.4

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
-from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
@@ -23,6 +22,7 @@ from draftgauge.replaying.simulate import replay
 from draftgauge.traces.costs import CostCurve
 from synthetic import synthetic_trace
 from tiny import tiny_model, tokens
+from wrapped_model import WrappedModel
 
 GAMMA_MAX = 3
 TEXT = tokens(60, seed=1).tolist()

@@ -8,12 +8,12 @@ and the answer is taken from this row's place in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from draftgauge.decoding.wrapping import WrappedModel
 from draftgauge.models.base import CachedModel
 
 
@@ -33,7 +33,7 @@ class BatchRow:
         return ids.expand(self.batch, -1)
 
 
-class ProcessedModel(WrappedModel):
+class ProcessedModel:
     """A target whose logits of the output pass through logits processors, each row with the text that precedes it.
 
     After a drafted token that cannot be accepted nothing is processed: plain decoding never sees such a text, and a
@@ -42,17 +42,21 @@ class ProcessedModel(WrappedModel):
 
     def __init__(self, model: CachedModel, processors: LogitsProcessorList, row: BatchRow, greedy: bool) -> None:
         """Wrap a model for one row; ``greedy`` accepts only the most probable token."""
-        super().__init__(model)
+        self.spec, self.module = model.spec, model.module
+        self._model = model
         self._processors = processors
         self._row = row
         self._greedy = greedy
         self._text: list[int] = []
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         """Append tokens and return ``[tokens, V]`` scores, which are what the processors make of the logits."""
-        start = self.model.length
+        start = self._model.length
         self._text[start:] = tokens.tolist()
-        logits = self.model.forward(tokens, last_only)
+        logits = self._model.forward(tokens, last_only)
         if start < len(self._row.prompt) - 1:  # the prompt, whose logits are not read
             return logits
         scores, end = logits.clone(), start + len(logits)
