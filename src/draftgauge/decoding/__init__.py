@@ -1,8 +1,8 @@
 """The decoding loops: the plain one, which is the reference, and the speculative one."""
 
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.results import Generation, OnCommit, Origin, Phases
+from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 
-__all__ = ["DecodingSettings", "Generation", "OnCommit", "Origin", "Phases", "plain_decode", "speculative_decode"]
+__all__ = ["DecodingSettings", "Generation", "OnCommit", "Origin", "plain_decode", "speculative_decode"]

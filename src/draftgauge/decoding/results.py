@@ -28,15 +28,6 @@ OnCommit = Callable[[list[int], list[Origin]], None]
 
 
 @dataclass
-class Phases:
-    """Seconds spent in the parts of the loop: drafting, verifying, and everything else."""
-
-    draft: float = 0.0
-    verify: float = 0.0
-    other: float = 0.0
-
-
-@dataclass
 class Generation:
     """One decoded output.
 
@@ -45,7 +36,6 @@ class Generation:
         finish: "length" (the limit was reached) or "stop" (an end token or a stop string).
         origins: one per token.
         steps: what each step did, in order; a step starts where those before it ended.
-        phases: decode_seconds by phase, if that was asked for.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -54,7 +44,6 @@ class Generation:
     steps: list[Step] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    phases: Phases | None = None
 
     @property
     def tokens_per_step(self) -> float:

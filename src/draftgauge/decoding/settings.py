@@ -27,8 +27,6 @@ class DecodingSettings:
         end_tokens: any of them ends the output and is its last token.
         stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
         stop_when: a further reason to stop. It may follow the text, and is then for one output only.
-        time_phases: fill ``phases`` of a speculative result. On an accelerator this waits for the device after each
-            phase, which slows the loop down.
     """
 
     max_new_tokens: int = 128
@@ -37,7 +35,6 @@ class DecodingSettings:
     stop_strings: tuple[str, ...] = ()
     detokenize: Detokenize | None = None
     stop_when: StopWhen | None = None
-    time_phases: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

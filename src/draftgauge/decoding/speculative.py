@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from draftgauge.core.signals import SignalName
-from draftgauge.decoding.clock import PhaseClock, seconds
+from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, origins_of
 from draftgauge.decoding.settings import DecodingSettings, check_request
@@ -54,21 +54,17 @@ def speculative_decode(
     reads_of(policy)
     device = target.spec.device
     devices = {device, device_of(drafter, device)}
-    stopper, clock = Stopper(settings), PhaseClock(devices, settings.time_phases)
-    result = Generation(phases=clock.phases)
+    stopper, result = Stopper(settings), Generation()
 
     started = seconds(*devices)
     prefill(target, prompt_tokens)
     drafter.prefill(prompt_tokens)
     prefilled = seconds(*devices)
 
-    clock.start()
     begin(policy, prompt_tokens)  # reading the prompt is part of decoding, not of the models' prefill
     last_token, finish = prompt_tokens[-1], None  # between steps the target holds the text but for its last token
     while finish is None:
         draft = _draft(drafter, policy, stopper.remaining - 1)
-        clock.end("draft")
-
         cached = target.length
         if isinstance(draft, Draft):
             fed = upload([last_token, *draft.tokens], device)  # [g + 1], verified in one pass
@@ -78,7 +74,6 @@ def speculative_decode(
         draft, verdict = _judge(draft, fed, logits, settings, generator, target, cached)
         if cached + 1 + verdict.accepted < target.length:
             target.truncate(cached + 1 + verdict.accepted)
-        clock.end("verify")
 
         tokens, finish = stopper.cut([*draft.tokens[: verdict.accepted], verdict.token])
         accepted = min(verdict.accepted, len(tokens))  # what follows the end of the output is no part of it
@@ -93,7 +88,6 @@ def speculative_decode(
         result.steps.append(step)
         if on_commit is not None:
             on_commit(tokens, origins_of(step))
-        clock.end("other")
     result.finish = finish
     result.prefill_seconds = prefilled - started
     result.decode_seconds = seconds(*devices) - prefilled
