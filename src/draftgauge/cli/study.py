@@ -106,8 +106,7 @@ def speckv(request: StudySpeckvRequest) -> list[dict[str, Any]]:
     show_table("As published: predictors of acceptance, on 20% of the steps", table("predictors"), PREDICTORS)
     console.print(f"SpecKV-fast over fixed-4: {improvement(rows)}\n", highlight=False)
     show_table("What the records say: where the gain over 4 comes from", table("honest", "gain_split"), SPLIT)
-    if request.experiments is not None:
-        show_table("What the records say: speed", table("honest", "tokens_per_second"), SPEED)
+    show_table("What the records say: speed", table("honest", "tokens_per_second"), SPEED)
     if request.out is not None:
         console.print(f"wrote {request.out / REPORT_NAME}", highlight=False)
     return rows

@@ -116,5 +116,5 @@ class StudySpeckvRequest:
     """SpecKV (arXiv 2605.02888): its tables, computed from its author's records, and what else those records say."""
 
     steps: Path = option(help="the published table of steps, phase2_step_results.csv.")
-    experiments: Path | None = option(None, help="the published table of experiments, for seconds.")
+    experiments: Path = option(help="the published table of experiments, phase2_experiment_results.csv.")
     out: Path | None = option(None, help="a folder that receives report.html.")

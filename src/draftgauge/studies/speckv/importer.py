@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, SIGNALS, TASKS, Ints, Records, Runs, Steps, Timings
+from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, SIGNALS, TASKS, Ints, Records, Runs, Steps
 
 STEP_COLUMNS = ("compression", "gamma", "task", "step", "accepted", "acceptance_rate", "tokens_produced", *SIGNALS)
 EXPERIMENT_COLUMNS = (
@@ -109,8 +109,8 @@ class _Step:
     signals: tuple[float, ...]
 
 
-def read_records(steps: Path, experiments: Path | None = None) -> Records:
-    """Read the table of steps and, if given, the table of experiments.
+def read_records(steps: Path, experiments: Path) -> Records:
+    """Read the table of steps and the table of experiments.
 
     Args:
         steps: ``phase2_step_results.csv`` of the paper's author, or a file with its columns.
@@ -118,10 +118,8 @@ def read_records(steps: Path, experiments: Path | None = None) -> Records:
     """
     runs = _recover_runs([_checked(row) for row in read_table(steps, STEP_COLUMNS)])
     drafted = [length for run in runs for length in _draft_lengths(run)]
-    rows = read_table(experiments, EXPERIMENT_COLUMNS) if experiments is not None else None
-    if rows is not None:
-        _match(rows, runs, steps)
-    prompt, texts = _prompts(runs, rows, steps)
+    rows = read_table(experiments, EXPERIMENT_COLUMNS)
+    _match(rows, runs, steps)
     flat = [step for run in runs for step in run]
     compression, gamma, task = np.array([step.cell for step in flat]).T
     table = Steps(
@@ -136,14 +134,9 @@ def read_records(steps: Path, experiments: Path | None = None) -> Records:
     )
     _require_grid(table, steps)
     compression, gamma, task = np.array([run[0].cell for run in runs]).T
-    sums = (np.bincount(table.run, values).astype(np.int64) for values in (None, table.drafted, table.tokens))
-    timings = None
-    if rows is not None:
-        seconds, speed = (
-            np.array([row.number(name, 0.0) for row in rows]) for name in ("elapsed_sec", "tokens_per_sec")
-        )
-        timings = Timings(seconds, speed, texts)
-    return Records(table, Runs(compression, task, gamma, prompt, *sums), timings)
+    counts, drafts, tokens = (np.bincount(table.run, by).astype(np.int64) for by in (None, table.drafted, table.tokens))
+    seconds, speed = (np.array([row.number(key, 0.0) for row in rows]) for key in ("elapsed_sec", "tokens_per_sec"))
+    return Records(table, Runs(compression, task, gamma, _prompts(rows), counts, drafts, tokens, seconds, speed))
 
 
 def _checked(row: Row) -> _Step:
@@ -234,26 +227,14 @@ def _match(rows: list[Row], runs: list[list[_Step]], steps: Path) -> None:
             raise row.error(f"tokens_per_sec {speed:g} is not num_tokens / elapsed_sec = {tokens / seconds:.1f}")
 
 
-def _prompts(runs: list[list[_Step]], rows: list[Row] | None, steps: Path) -> tuple[Ints, tuple[str, ...]]:
-    """``[R]`` prompt of each run, and the texts: as in the experiments, else by place in a compression and gamma."""
-    seen: Counter[tuple[int, int]] = Counter()
-    names: list[str] = []
-    task_of: dict[str, int] = {}
-    for number, run in enumerate(runs):
-        compression, gamma, task = run[0].cell
-        name = rows[number].cells["prompt"] if rows is not None else str(seen[compression, gamma])
-        seen[compression, gamma] += 1
-        names.append(name)
-        if task_of.setdefault(name, task) != task:
-            if rows is not None:
-                raise rows[number].error("this prompt has another task in an earlier run")
-            raise DraftgaugeError(
-                f"{steps}: the run that begins at line {run[0].row.line} has another task than the run in its place at "
-                "the first compression and gamma; pass the table of experiments, which names the prompts"
-            )
-    texts = tuple(dict.fromkeys(names))
-    index = {name: number for number, name in enumerate(texts)}
-    return np.array([index[name] for name in names]), texts
+def _prompts(rows: list[Row]) -> Ints:
+    """``[R]`` prompt of each run, numbered as they first come."""
+    task_of: dict[str, str] = {}
+    for row in rows:
+        if task_of.setdefault(row.cells["prompt"], row.cells["task"]) != row.cells["task"]:
+            raise row.error("this prompt has another task in an earlier run")
+    index = {name: number for number, name in enumerate(task_of)}
+    return np.array([index[row.cells["prompt"]] for row in rows])
 
 
 def _require_grid(steps: Steps, path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, Comparison, draw_counts
 from draftgauge.statistics.paired import paired_gain, ratio_interval
-from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, Timings, of_compression
+from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, of_compression
 
 Rows = list[dict[str, Any]]
 LONGEST, USUAL = max(GAMMAS), 4
@@ -27,20 +27,20 @@ def tokens_per_step_rows(records: Records) -> Rows:
     return rows
 
 
-def speed_rows(records: Records, timings: Timings) -> Rows:
+def speed_rows(records: Records) -> Rows:
     """``tokens_per_second``: mean over prompts at each compression and gamma, ``best`` marks the fastest gamma;
     ``always_8``: percent that drafting 8 tokens gains over the fastest gamma and over 4, negative if it costs."""
     rows: Rows = []
     for c, name in enumerate(COMPRESSIONS):
-        best = best_gamma(records, timings, c)
+        best = best_gamma(records, c)
         for gamma in GAMMAS:
-            speed = speed_by_prompt(records, timings, c, gamma)
+            speed = speed_by_prompt(records, c, gamma)
             value = ratio_interval(speed, np.ones(len(speed)))
             row = {"finding": "tokens_per_second", "compression": name, "gamma": gamma, "best": gamma == best}
             rows.append(row | {"tokens_per_second": value.estimate, "low": value.low, "high": value.high})
         always: dict[str, Any] = {"finding": "always_8", "compression": name, "best_gamma": best}
         for label, base in (("against_best", best), ("against_4", USUAL)):
-            always |= in_percent(label, speed_gain(records, timings, c, base))
+            always |= in_percent(label, speed_gain(records, c, base))
         rows.append(always)
     return rows
 
@@ -49,21 +49,21 @@ def in_percent(label: str, gain: Comparison) -> dict[str, float]:
     return {f"{label}_percent": 100 * gain.estimate, f"{label}_low": 100 * gain.low, f"{label}_high": 100 * gain.high}
 
 
-def best_gamma(records: Records, timings: Timings, compression: int) -> int:
-    return max(GAMMAS, key=lambda gamma: speed_by_prompt(records, timings, compression, gamma).mean())
+def best_gamma(records: Records, compression: int) -> int:
+    return max(GAMMAS, key=lambda gamma: speed_by_prompt(records, compression, gamma).mean())
 
 
-def speed_by_prompt(records: Records, timings: Timings, compression: int, gamma: int) -> Floats:
+def speed_by_prompt(records: Records, compression: int, gamma: int) -> Floats:
     """``[P]`` measured tokens/s."""
     runs = records.runs
     chosen = (runs.compression == compression) & (runs.gamma == gamma)
     speed = np.empty(records.prompts)
-    speed[runs.prompt[chosen]] = timings.tokens_per_second[chosen]
+    speed[runs.prompt[chosen]] = runs.tokens_per_second[chosen]
     return speed
 
 
-def speed_gain(records: Records, timings: Timings, compression: int, base: int) -> Comparison:
-    long, short = (speed_by_prompt(records, timings, compression, gamma) for gamma in (LONGEST, base))
+def speed_gain(records: Records, compression: int, base: int) -> Comparison:
+    long, short = (speed_by_prompt(records, compression, gamma) for gamma in (LONGEST, base))
     ones = np.ones(len(long))
     return paired_gain(long, ones, short, ones)
 
@@ -78,7 +78,7 @@ def _tokens_and_steps(records: Records, chosen: Mask) -> tuple[Floats, Floats]:
     return records.by_prompt(records.steps.tokens, chosen), records.by_prompt(np.ones(len(chosen)), chosen)
 
 
-def cost_rows(records: Records, timings: Timings) -> Rows:
+def cost_rows(records: Records) -> Rows:
     """What a step costs by compression: ``seconds = steps x t_verify + drafted tokens x t_draft``, in milliseconds.
 
     Least squares of relative errors over the 80 runs of each; the last step of a run counts with what it really
@@ -89,7 +89,7 @@ def cost_rows(records: Records, timings: Timings) -> Rows:
     rows: Rows = []
     for compression, name in enumerate(COMPRESSIONS):
         chosen = records.runs.compression == compression
-        seconds, prompt = timings.seconds[chosen], records.runs.prompt[chosen]
+        seconds, prompt = records.runs.seconds[chosen], records.runs.prompt[chosen]
         counts = np.column_stack([records.runs.steps[chosen], records.runs.drafted[chosen]]).astype(np.float64)
         relative = counts / seconds[:, None]  # weights 1 / seconds: what is fitted to is 1 everywhere
         # A resample is how often each prompt counts, so it needs only the normal equations of each prompt.

@@ -28,16 +28,15 @@ def policy_gammas(records: Records, expected: Mapping[str, Floats]) -> dict[str,
 
 
 def outcome_rows(records: Records, gammas: Mapping[str, Ints], costs: Rows) -> Rows:
-    """Tokens per step of every policy; with costs also tokens/s and the gain over the compression's fastest gamma."""
+    """Tokens per step of every policy, by the costs also tokens/s and the gain over the compression's fastest gamma."""
     rows: Rows = []
     for policy, gamma in gammas.items():
         for name, mask in _gamma_8(records):
             tokens = records.by_prompt(outcomes(records, gamma), mask).sum()
             row = {"finding": "outcomes", "policy": policy, "compression": name, "tokens_per_step": tokens / mask.sum()}
-            if costs:
-                seconds = records.by_prompt(step_seconds(records, gamma, costs), mask)
-                row["tokens_per_second"] = tokens / seconds.sum()
-                row |= in_percent("over_best_fixed", _speed_gain(records, gamma, _fastest(records), costs, mask))
+            seconds = records.by_prompt(step_seconds(records, gamma, costs), mask)
+            row["tokens_per_second"] = tokens / seconds.sum()
+            row |= in_percent("over_best_fixed", _speed_gain(records, gamma, _fastest(records), costs, mask))
             rows.append(row)
     return rows
 
@@ -61,11 +60,10 @@ def gain_split_rows(records: Records, gammas: Mapping[str, Ints], paper: Rows, c
         ours, theirs = (records.by_prompt(outcomes(records, choice), at_8) for choice in (chosen, longest))
         choice = paired_gain(ours, steps, theirs, steps)
         rows.append(_split_row("tokens_per_step", name, measured.step_gain(records, mask), choice))
-    if costs and records.timings is not None:
-        for c, (name, at_8) in enumerate(_gamma_8(records)[: len(COMPRESSIONS)]):
-            faster = measured.speed_gain(records, records.timings, c, measured.USUAL)
-            choice = _speed_gain(records, chosen, longest, costs, at_8)
-            rows.append(_split_row("tokens_per_second", name, faster, choice))
+    for c, (name, at_8) in enumerate(_gamma_8(records)[: len(COMPRESSIONS)]):
+        faster = measured.speed_gain(records, c, measured.USUAL)
+        choice = _speed_gain(records, chosen, longest, costs, at_8)
+        rows.append(_split_row("tokens_per_second", name, faster, choice))
     return rows
 
 
@@ -88,8 +86,7 @@ def _gamma_8(records: Records) -> list[tuple[str, Mask]]:
 
 
 def _fastest(records: Records) -> Ints:
-    assert records.timings is not None
-    best = [measured.best_gamma(records, records.timings, c) for c in range(len(COMPRESSIONS))]
+    best = [measured.best_gamma(records, c) for c in range(len(COMPRESSIONS))]
     return np.array(best)[records.steps.compression]
 
 

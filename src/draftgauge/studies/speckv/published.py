@@ -27,5 +27,3 @@ PREDICTORS: dict[str, dict[str, Any]] = {
 }
 SIGNALS = {"mean_draft_entropy": -0.56, "mean_draft_confidence": 0.56}
 """The paper says "about 0.56" of both, without more digits."""
-TASK_GAMMA = ((2, 4, 2, 2), (8, 8, 6, 6), (4, 6, 4, 4))
-"""Fastest gamma of fp16, int8, nf4 (rows) on code, math, chat, summarization, from ``phase2_optimal_gamma.csv``."""

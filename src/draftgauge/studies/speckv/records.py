@@ -1,4 +1,4 @@
-"""The published records as arrays: speculation steps, the runs they belong to, and what was timed of each run.
+"""The published records as arrays: speculation steps, and the runs they belong to.
 
 ``S`` is the number of steps, ``R`` of runs, ``P`` of prompts. Compressions, tasks and prompts are indices into their
 names.
@@ -48,7 +48,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class Runs:
-    """One output each, ``[R]``: a prompt at one compression and draft length. ``steps, drafted, tokens`` are sums."""
+    """One output each, ``[R]``: a prompt at one compression and draft length. ``steps, drafted, tokens`` are sums, the
+    seconds wall-clock time."""
 
     compression: Ints
     task: Ints
@@ -57,24 +58,14 @@ class Runs:
     steps: Ints
     drafted: Ints
     tokens: Ints
-
-
-@dataclass(frozen=True)
-class Timings:
-    """What the table of experiments adds: ``[R]`` wall-clock seconds and tokens/s of the runs, ``[P]`` prompts."""
-
     seconds: Floats
     tokens_per_second: Floats
-    prompts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Records:
-    """Everything read; ``timings`` is None where the table of experiments was not given."""
-
     steps: Steps
     runs: Runs
-    timings: Timings | None = None
 
     @property
     def prompts(self) -> int:

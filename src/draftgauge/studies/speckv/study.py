@@ -18,8 +18,7 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
     ``finding``.
 
     Findings: ``tokens_per_step``, ``tokens_per_second`` and ``always_8`` (measured), ``gain_split``, ``held_out``,
-    ``predicted_and_measured``, ``outcomes``, ``cost``. Those
-    that speak of seconds need the table of experiments. Intervals (``low``, ``high``) are 95% over prompts.
+    ``predicted_and_measured``, ``outcomes``, ``cost``. Intervals (``low``, ``high``) are 95% over prompts.
     """
     parts = len(predictors.CANDIDATES) + 2
     paper = reproduce_paper(records)
@@ -29,11 +28,10 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
         expected[name] = heldout.held_out_tokens(records, name)
         advance("SpecKV", done, parts)
     gammas = outcomes.policy_gammas(records, expected)
-    timings = records.timings
-    costs = measured.cost_rows(records, timings) if timings is not None else []
+    costs = measured.cost_rows(records)
     honest = [
         *measured.tokens_per_step_rows(records),
-        *(measured.speed_rows(records, timings) if timings is not None else ()),
+        *measured.speed_rows(records),
         *outcomes.gain_split_rows(records, gammas, paper, costs),
         *heldout.held_out_rows(records, expected, paper),
         *heldout.prediction_rows(records, expected[predictors.FAST]),
