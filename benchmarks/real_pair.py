@@ -31,8 +31,9 @@ from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.prompts import TEST, TRAIN, read_prompts
 from draftgauge.core.rendering import Rendering
 from draftgauge.fitting.tuning import tune_rivals
-from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.vocabulary import end_tokens
 from draftgauge.policies.fitted import fitted_policy, save_fitted
 from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.replaying.simulate import replay_fixed_all

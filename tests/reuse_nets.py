@@ -11,7 +11,10 @@ from transformers import PreTrainedModel
 
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
-from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config, save_drafter, target_fingerprint
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import reuse_config
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.persistence import save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from tiny import tiny_model, tokens

@@ -18,8 +18,7 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
-from draftgauge.drafters.reuse import ReuseSource
-from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.live import ReuseDrafter, ReuseSource
 from draftgauge.models.loading import load_model
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace

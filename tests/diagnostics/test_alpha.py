@@ -11,8 +11,8 @@ from draftgauge.diagnostics.alpha import accepted_lengths, agreement, depth_coun
 from draftgauge.diagnostics.evaluation import live_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.dense import draft_position_by_position
-from draftgauge.drafters.reuse import ReuseNet
 from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import attach_taps
 from draftgauge.traces import checks

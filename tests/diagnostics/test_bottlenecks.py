@@ -10,8 +10,8 @@ import torch
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, GroupGradient, bottleneck_rows
 from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.limits import effective_rank, gate_openness, measure_bottlenecks
-from draftgauge.drafters.reuse import ReuseNet
 from draftgauge.drafters.reuse.blockwise import block_states
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import batch_features
 from reuse_nets import net_for, target, texts

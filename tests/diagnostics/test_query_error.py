@@ -12,8 +12,11 @@ from torch import Tensor
 from draftgauge.diagnostics.bottlenecks import QueryErrors
 from draftgauge.diagnostics.query_error import _Attended, _prefix_share, prefix_attention, query_errors
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.reuse import ReuseNet, blockwise, new_net, reuse_config
+from draftgauge.drafters.reuse import blockwise
 from draftgauge.drafters.reuse.blockwise import BlockNet
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import reuse_config
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from reuse_nets import net_for, target, texts

@@ -7,7 +7,9 @@ import torch
 
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
-from draftgauge.drafters.reuse import ChainState, ReuseNet, drafting
+from draftgauge.drafters.reuse import drafting
+from draftgauge.drafters.reuse.drafting import ChainState
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import batch_features
 from reuse_nets import DESIGNS, net_for, target, texts

@@ -10,17 +10,9 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, Qwen3Config
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse import (
-    DESIGNS,
-    INJECTIONS,
-    building,
-    count_parameters,
-    frequent_tokens,
-    matched_widths,
-    new_net,
-    reuse_config,
-    warm_start,
-)
+from draftgauge.drafters.reuse import building
+from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
+from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
 from draftgauge.models.reference import reference_path
 from draftgauge.training.reuse.request import TrainingSpec
 from tiny import tiny_model

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse import load_drafter, read_description
-from draftgauge.drafters.reuse.persistence import DRAFTER, is_drafter
+from draftgauge.drafters.reuse.persistence import DRAFTER, is_drafter, load_drafter, read_description
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import batch_features

@@ -10,8 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse import DESIGNS, INJECTIONS, ChainState, ReuseNet, drafting, new_net, reuse_config
-from draftgauge.drafters.reuse.config import NORMS
+from draftgauge.drafters.reuse import drafting
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, NORMS, reuse_config
+from draftgauge.drafters.reuse.drafting import ChainState
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import Features, batch_features
 from tiny import tiny_model, tokens

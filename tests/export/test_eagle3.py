@@ -18,8 +18,10 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.files import read_config
 from draftgauge.drafters.checkpoints.layouts import read_layout
-from draftgauge.drafters.reuse import DESIGNS, ReuseNet, drafting, target_fingerprint
-from draftgauge.drafters.reuse.config import NORMS
+from draftgauge.drafters.reuse import drafting
+from draftgauge.drafters.reuse.config import DESIGNS, NORMS
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.loading import wrap
 from draftgauge.models.reference import reference_path
 from draftgauge.models.taps import TapPlan, batch_features

@@ -14,8 +14,8 @@ from torch import nn
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import read_measurement, write_measurement
-from draftgauge.drafters.reuse import ReuseNet, save_drafter
-from draftgauge.drafters.reuse.persistence import read_config, read_weights
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.persistence import read_config, read_weights, save_drafter
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fitted import FittedPolicy, load_fitted, save_fitted
 from draftgauge.studies.kvshot.cells import Cell

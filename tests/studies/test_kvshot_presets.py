@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters.reuse import count_parameters
+from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.models.reference import reference_path
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES
 from draftgauge.studies.kvshot.plan import plan_study

@@ -15,8 +15,9 @@ from torch import Tensor
 from command_line import refusal, rows_of, succeeds
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.seeds import generator
-from draftgauge.drafters.reuse import new_net, reuse_config
 from draftgauge.drafters.reuse.blockwise import BlockNet, block_states, unroll_blocks
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.models.taps import Features, batch_features
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import collate, draw_anchors, trained_positions, with_anchors

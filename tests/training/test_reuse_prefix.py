@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftgauge.drafters.reuse import DESIGNS, new_net, reuse_config
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import DESIGNS, reuse_config
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import TapPlan, batch_features
 from tiny import tiny_model, tokens

@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters.reuse import ReuseNet, new_net, reuse_config
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import reuse_config
+from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import window
 from draftgauge.models.hidden import decoder_layers
 from draftgauge.training.reuse import start

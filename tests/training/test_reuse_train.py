@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.locks import FOLDER_LOCK, only_writer
-from draftgauge.drafters.reuse import DESIGNS
+from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.models.loading import load_model
 from draftgauge.training import checkpoints

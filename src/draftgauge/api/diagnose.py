@@ -13,8 +13,8 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks
-from draftgauge.drafters.reuse import load_drafter, read_description
-from draftgauge.models.loading import end_tokens
+from draftgauge.drafters.reuse.persistence import load_drafter, read_description
+from draftgauge.models.vocabulary import end_tokens
 from draftgauge.training.reuse.request import BLOCK, TTT
 from draftgauge.training.reuse.tracking import read_history
 

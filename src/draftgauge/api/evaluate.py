@@ -19,10 +19,16 @@ from draftgauge.core.prompts import TEST, for_judging, in_turn, learned_from
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
-from draftgauge.drafters.reuse import load_drafter, read_description
-from draftgauge.drafters.reuse.persistence import trained_compression, trained_depths, trained_prompts
+from draftgauge.drafters.reuse.persistence import (
+    load_drafter,
+    read_description,
+    trained_compression,
+    trained_depths,
+    trained_prompts,
+)
 from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.loading import load_model, load_tokenizer
+from draftgauge.models.vocabulary import end_tokens
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.crossed import Counts, alpha_intervals, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval

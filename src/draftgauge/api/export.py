@@ -9,8 +9,7 @@ from draftgauge.api.requests import ExportRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import remove_temporaries
-from draftgauge.drafters.reuse import read_description
-from draftgauge.drafters.reuse.persistence import read_config, read_weights, trained_depths
+from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
 from draftgauge.exporting import dflash, eagle3
 from draftgauge.exporting.writing import ORIGIN, write_checkpoint
 from draftgauge.models.reference import resolve_source

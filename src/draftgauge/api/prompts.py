@@ -16,9 +16,9 @@ from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import end_tokens
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.models.vocabulary import end_tokens
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 

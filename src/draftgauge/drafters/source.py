@@ -132,7 +132,7 @@ def register_drafter(kind: Kind) -> Kind:
 @cache
 def _import_kinds() -> None:
     package = importlib.import_module("draftgauge.drafters")
-    for module in pkgutil.iter_modules(package.__path__, "draftgauge.drafters."):
+    for module in pkgutil.walk_packages(package.__path__, "draftgauge.drafters."):
         importlib.import_module(module.name)
 
 

@@ -20,9 +20,9 @@ from draftgauge.models.compression import half_precision
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import why_not_lean
 from draftgauge.models.lean_ops import packs
-from draftgauge.models.loading import check_same_vocabulary, load_tokenizer, wrap
+from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.models.taps import Taps, attach_taps
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.vocabulary import check_same_vocabulary, vocabulary_digest
 from draftgauge.traces.costs import CostCurve
 
 Drafts: TypeAlias = PreTrainedModel | str | Path

@@ -26,7 +26,6 @@ from draftgauge.models.compression import (
     quantization_config,
 )
 from draftgauge.models.device import choose_device
-from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import check_index, explained, model_folder
 from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.gguf_library import INSTALL, is_gguf
@@ -36,18 +35,6 @@ from draftgauge.models.modules_model import ModulesModel
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.static_model import StaticModel
 from draftgauge.models.transformers_calls import no_bars
-from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
-
-__all__ = [
-    "ENGINES",
-    "attention_of",
-    "check_same_vocabulary",
-    "end_tokens",
-    "fingerprint",
-    "load_model",
-    "load_tokenizer",
-    "wrap",
-]
 
 ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")

@@ -1,5 +1,1 @@
 """EAGLE-3 and DFlash drafters as published: their checkpoints read, and run on the target's hidden states."""
-
-from draftgauge.drafters.checkpoints.live import CheckpointDrafter, CheckpointSource
-
-__all__ = ["CheckpointDrafter", "CheckpointSource"]

@@ -11,7 +11,7 @@ from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import first_per_task, for_judging, in_turn, prompts_sha256, read_prompts
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
-from draftgauge.drafters.reuse import target_fingerprint
+from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_prompts
 from draftgauge.studies.kvshot.cells import KEPT, read_kept

@@ -17,10 +17,11 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.limits import measure_bottlenecks
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.reuse import ReuseNet, load_drafter, save_drafter
-from draftgauge.drafters.reuse.persistence import read_description
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.persistence import load_drafter, read_description, save_drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import end_tokens, load_tokenizer
+from draftgauge.models.loading import load_tokenizer
+from draftgauge.models.vocabulary import end_tokens
 from draftgauge.studies.kvshot.cells import CURVE_FOLDER, DRAFTER_FOLDER, KEPT, RESULT_NAME, TEXTS_NAME, Cell
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target

@@ -17,8 +17,11 @@ from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_per_task, for_judging, learned_from, read_prompts
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.drafters.reuse import ReuseConfig, count_parameters, matched_widths, reuse_config, target_fingerprint
-from draftgauge.models.loading import end_tokens, load_tokenizer
+from draftgauge.drafters.reuse.building import count_parameters, matched_widths
+from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
+from draftgauge.drafters.reuse.persistence import target_fingerprint
+from draftgauge.models.loading import load_tokenizer
+from draftgauge.models.vocabulary import end_tokens
 from draftgauge.studies.kvshot.cells import (
     ANSWERS_NAME,
     DRAFTER_FOLDER,

@@ -22,8 +22,8 @@ from draftgauge.core.errors import DivergenceError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress
 from draftgauge.diagnostics.held_out_loss import held_out_kl
-from draftgauge.drafters.reuse import load_drafter
 from draftgauge.drafters.reuse.config import DESIGNS
+from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.studies.kvshot.cells import KEPT, VALIDATION_NAME, Tuning, Variant, read_kept, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target

@@ -21,10 +21,11 @@ from draftgauge.core.prompts import TRAIN, for_training, prompts_sha256, read_pr
 from draftgauge.core.rendering import Rendering
 from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import end_tokens, load_model, load_tokenizer
+from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.reference import REFERENCE, bundled_questions
 from draftgauge.models.spec import check_tokens
+from draftgauge.models.vocabulary import end_tokens
 from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
 from draftgauge.training.reuse.request import TrainingSpec
 
