@@ -19,7 +19,6 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.drafters import source as kinds
 from draftgauge.drafters.source import drafter_kinds
-from draftgauge.policies import registry
 from draftgauge.policies.registry import POLICIES
 from draftgauge.traces.manifest import Manifest
 from tiny import save_tiny
@@ -36,8 +35,6 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         drafter_kinds()  # the package's own are registered before the copy is taken
         patch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
-        patch.setattr(POLICIES, "_factories", dict(POLICIES._factories))
-        patch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
         for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
             paths.append(block["path"])
             file = folder / Path(block["path"]).name
@@ -49,6 +46,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             patch.setitem(sys.modules, spec.name, module)
             spec.loader.exec_module(module)
         yield paths
+        del POLICIES[POLICY]
 
 
 def test_the_page_adds_one_file_each(added: list[str]) -> None:

@@ -29,7 +29,7 @@ from tiny import tiny_tokenizer
 from written_runs import write_run
 
 GAMMA_MAX = 3
-EVERY = ("fixed:1", *(name for name in POLICIES.names if name != "fixed"))
+EVERY = ("fixed:1", *(name for name in POLICIES if name != "fixed"))
 QUICK: dict[str, Any] = {"gamma_max": GAMMA_MAX, "cost_seconds": 0}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from draftgauge.api.runs import Warn
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, load_fitted, policy_of_file
-from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, weighs_cost
+from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, parse_spec, weighs_cost
 from draftgauge.replaying.splits import Design, prompt_keys
 from draftgauge.traces.costs import CostCurve
 
@@ -45,7 +45,7 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
             fitted = load_fitted(Path(spec))
             policies.append(NamedPolicy(spec, fitted.policy, fitted=fitted))
         else:
-            policies.append(NamedPolicy(spec, *POLICIES.parse(spec)))
+            policies.append(NamedPolicy(spec, *parse_spec(spec)))
     return tuple(policies)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftgauge.policies.registry import POLICIES, grid_specs, make_policy, tunable_policies
+from draftgauge.policies.registry import grid_specs, make_policy, parse_spec, tunable_policies
 from draftgauge.replaying.evaluate import Rivals
 from draftgauge.replaying.simulate import can_replay, replay
 from draftgauge.traces.costs import CostCurve
@@ -38,4 +38,4 @@ def _replays(name: str, trace: Trace, costs: CostCurve) -> bool:
 
 def _points(name: str, trace: Trace) -> list[str]:
     longest = trace.gamma_max
-    return [s for s in grid_specs(name) if int(POLICIES.parse(s)[1].get("gamma_max", longest)) <= longest]
+    return [s for s in grid_specs(name) if int(parse_spec(s)[1].get("gamma_max", longest)) <= longest]

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+from draftgauge.core.config import convert, type_name
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.registry import Registry
 from draftgauge.policies.base import Policy
 from draftgauge.policies.checks import require_costs
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted, policy_of_file
 from draftgauge.traces.costs import CostCurve
-
-POLICIES: Registry[Policy] = Registry("policy", supplied=("costs",), defaults={"gamma_max": "the longest draft"})
-"""Factories whose parameters are those of a spec; each takes ``gamma_max`` and ``costs``, which the caller knows, by
-these names.
-"""
 
 NO_DRAFT = "no-draft"
 FIXED = "fixed:"
@@ -30,9 +27,11 @@ Factory = TypeVar("Factory", bound=Callable[..., Policy])
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """What is said of a policy beside its factory.
+    """A policy's factory, and what is said of it.
 
     Attributes:
+        factory: its parameters are those of a spec, and ``costs``, which the caller alone gives, as ``gamma_max`` where
+            a spec leaves it out.
         description: what it does, in a line.
         variants: what it does instead where its spec holds a parameter, e.g. ``{"adaptive=true": "..."}``.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
@@ -41,16 +40,23 @@ class PolicyEntry:
             recommended.
     """
 
+    factory: Callable[..., Policy]
     description: str
     variants: Mapping[str, str]
     grid: Mapping[str, tuple[Any, ...]]
     compared: bool
     complexity: int
 
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.factory, eval_str=True).parameters)
 
-_ENTRIES: dict[str, PolicyEntry] = {}
+    @property
+    def settable(self) -> dict[str, inspect.Parameter]:
+        return {key: parameter for key, parameter in self.parameters.items() if key != "costs"}
 
 
+POLICIES: dict[str, PolicyEntry] = {}  # by name
 INTERFACE = ("reset", "limit", "keep_drafting", "observe")
 
 
@@ -68,9 +74,9 @@ def register_policy(
     """
 
     def add(factory: Factory) -> Factory:
-        POLICIES.register(name)(factory)
+        assert name not in POLICIES, f"policy {name} is registered twice"
         numbers = len(grid or {}) if complexity is None else complexity
-        _ENTRIES[name] = PolicyEntry(description, dict(variants or {}), dict(grid or {}), compared, numbers)
+        POLICIES[name] = PolicyEntry(factory, description, dict(variants or {}), dict(grid or {}), compared, numbers)
         return factory
 
     return add
@@ -90,13 +96,13 @@ def fixed_length(spec: str) -> int | None:
     """The length of ``no-draft`` (0) or ``fixed:N``; None of other settings."""
     if spec == NO_DRAFT:
         return 0
-    gamma: int | None = POLICIES.parse(spec)[1].get("gamma") if spec.startswith(FIXED) else None
+    gamma: int | None = parse_spec(spec)[1].get("gamma") if spec.startswith(FIXED) else None
     return gamma
 
 
 def entry_of(spec: str) -> PolicyEntry | None:
     """What is said of the policy of a spec; None if none of that name is registered."""
-    return _ENTRIES.get(current_name(spec).partition(":")[0])
+    return POLICIES.get(current_name(spec).partition(":")[0])
 
 
 def describe_policy(spec: str) -> str:
@@ -108,15 +114,15 @@ def describe_policy(spec: str) -> str:
 
 
 def compared_policies() -> tuple[str, ...]:
-    return tuple(name for name, entry in _ENTRIES.items() if entry.compared)
+    return tuple(name for name, entry in POLICIES.items() if entry.compared)
 
 
 def tunable_policies() -> tuple[str, ...]:
-    return tuple(name for name, entry in _ENTRIES.items() if entry.grid)
+    return tuple(name for name, entry in POLICIES.items() if entry.grid)
 
 
 def grid_specs(name: str) -> Iterator[str]:
-    grid = _ENTRIES[name].grid
+    grid = POLICIES[name].grid
     for values in product(*grid.values()):
         pairs = (f"{key}={_written(value)}" for key, value in zip(grid, values, strict=True))
         yield f"{name}:{','.join(pairs)}"
@@ -129,13 +135,61 @@ def complexity_of(spec: str) -> float:
 
 
 def weighs_cost(spec: str) -> bool:
-    return POLICIES.takes(spec.partition(":")[0], "costs")
+    return "costs" in POLICIES[spec.partition(":")[0]].parameters
 
 
 def _written(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
+    """The name of a spec ``name`` or ``name:key=value,key=value``, and its arguments, converted by the annotations of
+    the factory's parameters.
+
+    The first value may come without its key (``fixed:4``); a piece without ``=`` after a keyed one continues its value
+    (``sglang-adaptive:candidates=1,2,4``).
+    """
+    name, colon, rest = spec.partition(":")
+    others = [part for part in spec.split(",")[1:] if part.partition(":")[0] in POLICIES]
+    if others:
+        raise DraftgaugeError(f"{spec!r} names more than one policy: give {others[0]} by itself")
+    if name not in POLICIES:
+        alike = get_close_matches(name, POLICIES, 1)
+        meant = f"did you mean {alike[0]}? " if alike else ""
+        raise DraftgaugeError(f"unknown policy {name!r}; {meant}known: {', '.join(sorted(POLICIES))}")
+    if colon and not rest:
+        raise DraftgaugeError(f"{spec!r}: nothing follows the colon; {usage(name)}")
+    parameters = POLICIES[name].settable
+    pairs: list[tuple[str, str]] = []  # ``4,window=8`` -> (first, "4"), ("window", "8")
+    for piece in rest.split(",") if rest else ():
+        key, equals, value = piece.partition("=")
+        if equals:
+            pairs.append((key.strip(), value.strip()))
+        elif pairs:
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{piece.strip()}")
+        else:
+            pairs.append((next(iter(parameters), ""), piece.strip()))
+    arguments: dict[str, Any] = {}
+    for key, text in pairs:
+        if key not in parameters:
+            problem = f"has no parameter {key!r}" if parameters else "takes no parameters"
+            raise DraftgaugeError(f"policy {name} {problem}: {usage(name)}")
+        if key in arguments:
+            raise DraftgaugeError(f"{spec!r} gives {key} twice")
+        arguments[key] = convert(text, parameters[key].annotation, f"policy {name}: {key}")
+    return name, arguments
+
+
+def usage(name: str) -> str:
+    """How a spec of this name is written, e.g. ``write fixed:gamma=<int>``; optional parameters are in brackets."""
+    parts = []
+    for key, parameter in POLICIES[name].settable.items():
+        shown = f"{key}=<{type_name(parameter.annotation)}>"
+        default = "the longest draft" if key == "gamma_max" else parameter.default
+        parts.append(shown if default is parameter.empty else f"[{shown}, by default {default}]")
+    return f"write {name}:{','.join(parts)}" if parts else f"write {name}"
 
 
 def make_policy(spec: str, gamma_max: int, costs: CostCurve | None = None) -> Policy:
@@ -159,7 +213,7 @@ def make_policy(spec: str, gamma_max: int, costs: CostCurve | None = None) -> Po
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
     if spec.endswith(FITTED_SUFFIX):
         return policy_of_file(Path(spec), gamma_max, costs)
-    return make_parsed(*POLICIES.parse(current_name(spec)), gamma_max, costs)
+    return make_parsed(*parse_spec(current_name(spec)), gamma_max, costs)
 
 
 def make_parsed(name: str, arguments: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
@@ -168,7 +222,13 @@ def make_parsed(name: str, arguments: Mapping[str, Any], gamma_max: int, costs: 
         raise DraftgaugeError(f"policy {name}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
     if weighs_cost(name):
         require_costs(name, costs)
-    return POLICIES.create(name, arguments, gamma_max=gamma_max, costs=costs)
+    entry = POLICIES[name]
+    known = {"gamma_max": gamma_max, "costs": costs}
+    given = {key: value for key, value in known.items() if key in entry.parameters} | dict(arguments)
+    missing = [key for key, each in entry.parameters.items() if each.default is each.empty and key not in given]
+    if missing:
+        raise DraftgaugeError(f"policy {name} needs {', '.join(missing)}: {usage(name)}")
+    return entry.factory(**given)
 
 
 def with_objects(policies: Mapping[str, Policy], objects: Mapping[str, Policy]) -> dict[str, Policy]:
