@@ -23,7 +23,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Step, reads_of
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
-from draftgauge.replaying.backlog import backlogs
+from draftgauge.replaying.simulate import backlogs
 from draftgauge.traces.costs import CostCurve
 from tiny import tiny_model, tokens
 from wrapped_model import WrappedModel

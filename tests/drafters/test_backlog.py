@@ -18,7 +18,7 @@ from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.taps import attach_taps
 from draftgauge.policies.base import PolicyBase, Signal, Step
 from draftgauge.policies.ngrams import NgramIndex
-from draftgauge.replaying.backlog import backlogs
+from draftgauge.replaying.simulate import backlogs
 from draftgauge.traces.costs import CostCurve
 from markov import MarkovModel
 from reuse_nets import net_for

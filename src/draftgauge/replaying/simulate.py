@@ -22,7 +22,6 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import DropsLast, Extends, Policy, StatelessPolicy, reads_of
 from draftgauge.replaying.asking import prompt_steps
-from draftgauge.replaying.backlog import backlogs
 from draftgauge.replaying.expectation import expected_catch_up, expected_steps, lengths_by_refusal
 from draftgauge.replaying.rows import (
     context_lengths,
@@ -209,3 +208,20 @@ def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, reads: Read
         accepted_text=sum_by_prompt(prompt, accepted_text, count).astype(np.int64),
         dropped=sum_by_prompt(prompt, dropped, count).astype(np.int64),
     )
+
+
+def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> Ints:
+    """``[S]`` committed tokens that the drafter has to take in before each step; 1 at a prompt's first.
+
+    Args:
+        prompt: ``[S]`` of each step; the steps of a prompt are consecutive, in order.
+        drafted, accepted: ``[S]`` tokens, the accepted ones with those that were looked up in the text.
+    """
+    first, waiting = np.append(True, prompt[1:] != prompt[:-1]), []
+    backlog, most = 1, costs.backlog_max
+    left = costs.backlog_after(1, drafted, accepted)  # where the step drafted
+    for begins, gamma, taken, after in zip(*(a.tolist() for a in (first, drafted, accepted, left)), strict=True):
+        backlog = 1 if begins else backlog
+        waiting.append(backlog)
+        backlog = after if gamma else min(backlog + taken + 1, most)
+    return np.array(waiting, np.int64)
