@@ -72,8 +72,10 @@ def test_gradients_of_a_block_reach_all_its_slots(design: str, options: dict[str
     state = block_states(net, tokens, features, torch.tensor([[anchor]]))[0, 0, 3]
     logits = net.logits(state, tokens[0, anchor + 4])
     (-(features.logits[0, anchor + 4].softmax(-1) * logits.log_softmax(-1)).sum()).backward()
+    linears = [each for each in (attention.from_token, attention.from_state) if each is not None]
     for kind, rows in attention.parts().items():
-        one, gradient = found[f"layers.0.attention.{kind}", 3], attention.from_state.weight.grad[rows]
+        one = found[f"layers.0.attention.{kind}", 3]
+        gradient = torch.cat([linear.weight.grad[rows] for linear in linears])
         assert one.gradient_norm == pytest.approx(float(gradient.norm()), rel=1e-4)
         # In one layer a slot's query sees the keys of all slots, and those that are made of the text's hidden states.
         assert one.draft_share == pytest.approx(1 / places if kind == "queries" else 1)
@@ -90,7 +92,8 @@ def test_the_effective_rank_counts_directions() -> None:
     assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(4 / 3**0.75)  # of weights 3/4 and 1/4
     net = net_for(target(), "hybrid", block=4)
     attention = net.layers[0].attention
-    attention.from_state.weight.data[attention.parts()["keys"]] = 1
+    for linear in (attention.from_token, attention.from_state):
+        linear.weight.data[attention.parts()["keys"]] = 1
     limits = measure_bottlenecks(net, target().module, [], 4)
     ranks = {row["group"].split(".")[-1]: row["effective_rank"] for row in limits.ranks}
     assert ranks["keys"] == pytest.approx(1, abs=1e-3)

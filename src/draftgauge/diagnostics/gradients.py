@@ -91,17 +91,17 @@ class _Probe:
     ) -> tuple[Sequence[Tensor], Sequence[Shown]]:
         """The states of the slots of a block, each ``[1, H]``; outputs are those of the text, then of the slots."""
         with _outputs(net, self.columns) as outputs:
-            contexts = net.contexts(seen.hidden, seen.keys, seen.values)
+            context = net.contexts(seen.hidden, seen.keys, seen.values)
             of_text = {name: len(calls) for name, calls in outputs.items()}
-            states = net.run(tokens[:, anchor + 1, None], torch.tensor([[anchor]]), contexts, None)
+            states = net.run(tokens[:, anchor + 1, None], torch.tensor([[anchor]]), context, None)
         shown: list[Shown] = [
             (self.columns[name], 0 if call < of_text[name] else anchor + 1, output)
             for name, calls in outputs.items()
             for call, output in enumerate(calls)
         ]
-        for layer, context in enumerate(contexts if net.traits.reads_hidden else ()):
+        for layer, pairs in enumerate(context.layers if net.traits.reads_hidden else ()):
             names = (f"layers.{layer}.attention.{kind}" for kind in ("keys", "values"))
-            shown += [([(name, slice(None))], 0, part) for name, part in zip(names, context[0], strict=True)]
+            shown += [([(name, slice(None))], 0, part) for name, part in zip(names, pairs[0], strict=True)]
         return states[:, 0].unbind(1), shown
 
     def sample(

@@ -255,8 +255,8 @@ def _attended(part: nn.Module, inputs: tuple[Any, ...]) -> dict[int, _Attended]:
         assert causal, "an unroll attends causally"
         drafted = torch.stack([keys for keys, _ in chain], -2)
         return {len(chain) - 1: _Attended(queries, injected, (), drafted)}
-    stream, context, tables, visible, size = inputs
-    heads, end = part.attention.heads(None, part.state_norm(stream), tables), int(visible.max())
+    stream, embedded, context, tables, visible, size = inputs
+    heads, end = part.heads(stream, embedded, tables), int(visible.max())
     *fused, injected = [(keys[:, :, :end], values[:, :, :end]) for keys, values in context]
     drafted, of_states = heads.keys.unflatten(2, (-1, size)), [keys for keys, _ in fused]
     return {slot: _Attended(heads.queries[:, :, slot::size], injected, of_states, drafted) for slot in range(size)}

@@ -5,6 +5,8 @@ depth ``k`` does in a drafter that goes token by token. It attends to the target
 values of each layer, and to all of itself. The input layout is that of DFlash (arXiv 2602.06036), whose drafter reads
 hidden states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values. With a mask token the
 network is DFlash's as published: a mask predicts the token of its own position, so that the block has one place more.
+Without one, the designs that read hidden states enter with the anchor's, as EAGLE-3 does: their first layer reads it
+beside the token or mask of every slot. Else the one layer would first have to learn to attend to the newest position.
 
 Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`, and ``b`` slots of a block.
 """
@@ -12,12 +14,13 @@ Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`, and ``b`` slots of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.reuse.attention import Attention
+from draftgauge.drafters.reuse.attention import Attention, Heads
 from draftgauge.drafters.reuse.blocks import Injection, SwiGLU
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.joint import KeysValues
@@ -29,26 +32,54 @@ Context = Sequence[KeysValues]
 """What a layer sees of the text, by position: keys and values ``[B, KV, L, D]`` from the fused hidden states, from the
 target's cache, from both, or from neither."""
 
+
+class Seen(NamedTuple):
+    """What all blocks of a text see of it.
+
+    Attributes:
+        layers: the context of each layer.
+        fused: the fused hidden states ``[B, L, H]``, in designs that read them.
+    """
+
+    layers: Sequence[Context]
+    fused: Tensor | None
+
+
 CHUNK_BLOCKS = 128  # blocks of a text that are run together outside of training: bounds the memory for scores
 
 
 class BlockLayer(nn.Module):
     """A decoder layer whose queries are the block's and whose keys are the context's and the block's."""
 
-    def __init__(self, config: ReuseConfig) -> None:
+    def __init__(self, config: ReuseConfig, layer: int) -> None:
         super().__init__()
         heads = config.chain_query_heads, config.chain_kv_heads, config.head_dim
+        both = layer == 0 and config.enters_with_state
+        self.token_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps) if both else None
         self.state_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config.hidden_size, *heads, reads_token=False, reads_state=True)
+        self.attention = Attention(config.hidden_size, *heads, reads_token=both, reads_state=True)
         if config.dflash:
             self.attention.normalise_heads(config.rms_norm_eps)
         self.injection = Injection(config) if config.traits.reads_kv else None
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
-    def forward(self, stream: Tensor, context: Context, tables: Tables, visible: Tensor | None, size: int) -> Tensor:
+    def heads(self, stream: Tensor, embedded: Tensor, tables: Tables) -> Heads:
+        """Of the slots' residual and their tokens or masks, both ``[B, A b, H]``."""
+        token = None if self.token_norm is None else self.attention.token_part(self.token_norm(embedded))
+        return self.attention.heads(token, self.state_norm(stream), tables)
+
+    def forward(
+        self,
+        stream: Tensor,
+        embedded: Tensor,
+        context: Context,
+        tables: Tables,
+        visible: Tensor | None,
+        size: int,
+    ) -> Tensor:
         """The residual ``[B, A b, H]`` after this layer; see :func:`block_attention`."""
-        heads = self.attention.heads(None, self.state_norm(stream), tables)
+        heads = self.heads(stream, embedded, tables)
         mixed = block_attention(heads.queries, context, (heads.keys, heads.values), visible, size)
         stream = stream + self.attention.output(mixed.transpose(1, 2).flatten(2))
         return stream + self.mlp(self.mlp_norm(stream))
@@ -101,7 +132,7 @@ class BlockNet(ReuseNet):
     ) -> None:
         super().__init__(config, embedding, rotary, draft_tokens)
         hidden = config.hidden_size
-        self.layers: Sequence[BlockLayer] = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))  # type: ignore[assignment]
+        self.layers: Sequence[BlockLayer] = nn.ModuleList(BlockLayer(config, n) for n in range(config.layers))  # type: ignore[assignment]
         self.context_norm = nn.RMSNorm(hidden, config.rms_norm_eps) if config.hidden_layers else None
         self.mask = None if config.dflash else nn.Parameter(torch.empty(1, hidden))
         self.markov = self.confidence = None
@@ -124,10 +155,8 @@ class BlockNet(ReuseNet):
         """``[...]`` chances that the tokens of slots are accepted, of states ``[..., H]``; None without that head."""
         return None if self.confidence is None else self.confidence_logits(states).float().sigmoid()
 
-    def contexts(
-        self, hidden: Tensor | None, keys: Tensor | None, values: Tensor | None, begin: int = 0
-    ) -> list[Context]:
-        """What each layer sees of ``n`` positions of the text from ``begin`` on.
+    def contexts(self, hidden: Tensor | None, keys: Tensor | None, values: Tensor | None, begin: int = 0) -> Seen:
+        """What the layers see of ``n`` positions of the text from ``begin`` on.
 
         Args:
             hidden: ``[B, n, S, H]``, for the designs that read hidden states.
@@ -153,15 +182,15 @@ class BlockNet(ReuseNet):
             if layer.injection is not None:
                 seen.append(layer.injection(keys, values, begin, self.rotary))
             contexts.append(seen)
-        return contexts
+        return Seen(contexts, fused)
 
-    def run(self, first: Tensor, anchors: Tensor, contexts: Sequence[Context], visible: Tensor | None) -> Tensor:
+    def run(self, first: Tensor, anchors: Tensor, seen: Seen, visible: Tensor | None, begin: int = 0) -> Tensor:
         """The states ``[B, A, b, H]`` of blocks.
 
         Args:
             first: ``[B, A]`` the token after each anchor.
             anchors: ``[B, A]`` their positions, on any device.
-            contexts: see :meth:`contexts`.
+            seen: see :meth:`contexts`; its states are those of the positions from ``begin`` on.
             visible: ``[B, A]`` on the device of the weights; None if every block sees all of the context.
         """
         before = int(self.config.dflash)  # DFlash's first place, the token's own, predicts nothing
@@ -170,13 +199,18 @@ class BlockNet(ReuseNet):
         token = self.config.mask_token
         mask = self.mask if token is None else self.embed(first.new_full((1,), token))
         assert mask is not None
-        stream = torch.cat((embedded, mask.to(embedded.dtype).expand(*first.shape, size - 1, -1)), 2).flatten(1, 2)
+        embedded = torch.cat((embedded, mask.to(embedded.dtype).expand(*first.shape, size - 1, -1)), 2).flatten(1, 2)
+        stream = embedded
+        if self.config.enters_with_state:
+            assert seen.fused is not None
+            places = (anchors.to(seen.fused.device) - begin).clamp(min=0)[..., None].expand(-1, -1, stream.shape[-1])
+            stream = seen.fused.gather(1, places).repeat_interleave(size, 1)
         positions = (anchors[..., None] + 1 + torch.arange(size, device=anchors.device)).flatten(1)  # [B, A b]
         cos, sin = self.tables(int(positions.max()) + 1, stream)
         positions = positions.to(cos.device)
         tables = cos[positions][:, None], sin[positions][:, None]
-        for layer, context in zip(self.layers, contexts, strict=True):
-            stream = layer(stream, context, tables, visible, size)
+        for layer, context in zip(self.layers, seen.layers, strict=True):
+            stream = layer(stream, embedded, context, tables, visible, size)
         return stream.unflatten(1, (-1, size))[:, :, before:]
 
 
@@ -185,9 +219,9 @@ def block_states(net: BlockNet, tokens: Tensor, features: Features, anchors: Ten
 
     No block sees past its anchor but itself. An anchor of -1 is padding: its block sees no context.
     """
-    contexts = net.contexts(features.hidden, features.keys, features.values)
+    seen = net.contexts(features.hidden, features.keys, features.values)
     places = anchors.to(tokens.device)
-    return net.run(tokens.gather(1, (places + 1).clamp(max=tokens.shape[1] - 1)), anchors, contexts, places + 1)
+    return net.run(tokens.gather(1, (places + 1).clamp(max=tokens.shape[1] - 1)), anchors, seen, places + 1)
 
 
 def unroll_blocks(net: BlockNet, tokens: Tensor, features: Features, depths: int, first: int) -> list[Tensor]:

@@ -158,6 +158,11 @@ class ReuseConfig:
         return self.mask_token is not None
 
     @property
+    def enters_with_state(self) -> bool:
+        """Of a block-wise drafter: whether its slots enter with the anchor's hidden state."""
+        return self.traits.reads_hidden and not self.dflash
+
+    @property
     def traits(self) -> Design:
         return DESIGNS[self.design]
 

@@ -14,7 +14,7 @@ from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.draft_builder import DraftBuilder
-from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet
+from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import GrowingPair, Tapped, begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
@@ -191,7 +191,8 @@ class BlockDrafter(ReuseDrafter):
         start, end = self._taken, self._taken + len(tokens)
         joined = [None if part is None else torch.stack(tuple(part))[None] for part in (keys, values)]
         new = self.net.contexts(None if hidden is None else hidden[None], joined[0], joined[1], start)
-        for kept, pairs in zip(self._contexts, new, strict=True):
+        self._fused, self._fused_from = new.fused, start
+        for kept, pairs in zip(self._contexts, new.layers, strict=True):
             for growing, pair in zip(kept, pairs, strict=True):
                 growing.reserve(start, end)
                 growing.write(start, pair)
@@ -199,7 +200,7 @@ class BlockDrafter(ReuseDrafter):
 
     def _states(self, first: Tensor, anchors: Tensor, visible: Tensor | None) -> Tensor:
         contexts = [[growing.view(self._taken) for growing in layer] for layer in self._contexts]
-        return self.net.run(first, anchors, contexts, visible)
+        return self.net.run(first, anchors, Seen(contexts, self._fused), visible, self._fused_from)
 
     def _slots(self) -> Tensor:
         if self._block is None:

@@ -13,9 +13,10 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
-from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, HEADS, RESULT_NAME, Cell, Variant, read_kept
+from draftgauge.studies.kvshot.cells import BLOCK as BLOCK_WISE
+from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, HEADS, RECIPES, RESULT_NAME, Cell, Variant, read_kept
 from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows, gradient_rows
-from draftgauge.studies.kvshot.presets import CONTROL
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN
 from draftgauge.studies.kvshot.verdicts import Run, common_seeds, compare, mat_by_prompt, verdict_rows
 from draftgauge.training.reuse.request import BLOCK, TTT
 from draftgauge.training.reuse.tracking import read_history
@@ -71,14 +72,16 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     """All rows of a study.
 
     - a run: ``design, seed, layers, injection, init, capacity, mat, retention, parameters, intermediate_size`` with
-      intervals over prompts, the live measure, draft trees and latency;
+      intervals over prompts, the live measure, draft trees and latency; ``mat_by_prompt``, what the paired differences
+      compare, is as many numbers in one text as there are prompts, whose mean is MAT over all positions;
     - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth``
       from 0; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
       ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
     - other measures, likewise pooled: ``measure``, of all or of a ``task``, ``estimate, low, high``;
     - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
       ``mat_minus_plain`` to the same drafter without its remedy or head, ``mat_minus_random`` to the same from random
-      weights, ``mat_minus_control`` to the control;
+      weights, ``mat_minus_control`` to the control of the same recipe, and block-wise ``mat_minus_hidden`` to the
+      ``hidden`` drafter with the same head;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - of a study with two recipes, every run as ``recipe`` (or its head)``, design, seed, tokens_seen,
       tokens_per_step_live, agreement`` (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
@@ -125,6 +128,7 @@ def _run_row(result: CellResult) -> Row:
     row = _labels(cell.variant) | {"seed": cell.request.seed, "learning_rate": cell.request.learning_rate}
     row |= {"parameters": cell.parameters, "intermediate_size": cell.request.intermediate_size or 0}
     row |= columns("mat", interval(result.forced, mean_accepted))
+    row["mat_by_prompt"] = " ".join(f"{each:.4f}" for each in mat_by_prompt(Run(result.agreed, result.survived)))
     row |= columns("retention", interval(result.forced, retention))
     if result.live.reached.shape[1]:
         row |= columns("live_mat", interval(result.live, mean_accepted))
@@ -190,6 +194,9 @@ def _measured(name: str, found: Interval, **key: str) -> Row:
 def _paired_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
     for variant in runs:
         bases = {"plain": variant.base, "random": replace(variant, init="random"), "control": CONTROL}
+        if variant.remedy in RECIPES:
+            bases["control"] = replace(CONTROL, remedy=BLOCK_WISE)
+            bases["hidden"] = replace(HIDDEN, remedy=variant.remedy)
         for name, base in bases.items():
             if variant == base or len(common_seeds(runs, variant, base)) < 2:
                 continue

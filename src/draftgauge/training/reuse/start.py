@@ -110,7 +110,8 @@ def fit_head_maps(
         layers: of the target.
         texts: token ids ``[T]`` each; as many as hold ``POSITIONS`` positions are read.
     """
-    norm = net.layers[0].state_norm if isinstance(net, BlockNet) else net.blocks[0].token_norm
+    first = net.layers[0] if isinstance(net, BlockNet) else net.blocks[0]
+    norm = first.token_norm or first.state_norm  # a block that enters with no state reads its tokens as states
     assert norm is not None, "the first layer reads tokens"
     gram = torch.zeros(net.config.hidden_size, net.config.hidden_size, dtype=torch.float64, device=net.embedding.device)
     moments: dict[tuple[int, Part], Tensor] = {}
@@ -155,7 +156,7 @@ def _start_chain(attention: Attention, config: ReuseConfig, maps: Sequence[HeadM
     taken = attention.query_heads // attention.kv_heads
     queries = torch.cat([group[:, :taken] for group in grouped]).flatten(0, 1)
     reads.weight.copy_(torch.cat((queries, keys, values)).flatten(0, 1))
-    if attention.from_state is not None and reads is not attention.from_state:
+    if not config.block and attention.from_state not in (None, reads):  # a block reads its context through it too
         attention.from_state.weight.zero_()
 
 
