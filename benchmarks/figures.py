@@ -62,6 +62,7 @@ RUN_NAMES = {
     "int8": "torch, LLM.int8, on an older CPU",
     "nf4": "torch, nf4",
     "Q4_K_M": "llama.cpp, Q4_K_M",
+    "Q4_K_M-older": "llama.cpp, Q4_K_M, on an older CPU",
     "Q8_0": "llama.cpp, Q8_0",
 }
 
@@ -366,7 +367,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real live": ("real-live-bf16.json", real_live_table),
     "real transformers": ("real-transformers-bf16.json", real_live_table),
     "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
-    "real live Q4_K_M": ("real-live-Q4_K_M.json", partial(real_live_table, run="Q4_K_M")),
+    "real live Q4_K_M": ("real-live-Q4_K_M-older.json", partial(real_live_table, run="Q4_K_M-older")),
     "real tasks": ("real-replayed.json", real_tasks_table),
     "depths": ("kvshot-depth.json", depths_table),
     "predictions": ("kvshot-full.json", predictions_table),

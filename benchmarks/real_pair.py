@@ -47,7 +47,7 @@ from draftgauge.training.reuse.generate import greedy_answers, groups
 
 RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
-GGUF = {"Q4_K_M": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp
+GGUF = {"Q4_K_M": ".gguf", "Q4_K_M-older": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp; on an older CPU
 TASKS = ("code", "math", "chat", "summarization")
 COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
