@@ -162,7 +162,7 @@ def lengths_table(rows: Sequence[Row]) -> Iterator[str]:
 def depths_table(rows: Sequence[Row]) -> Iterator[str]:
     """Tokens per step over all positions of KV drafters of several layers, at equal parameters and at equal width."""
     capacities = ("equal parameters", EQUAL_WIDTH)
-    found = matching(rows, {"measure": "mat", "design": "kv"})
+    found = matching(rows, {"measure": "mat", "design": "kv", "injection": "project-rope", "remedy": None})
     pooled = [row for row in found if not {"task", "distance"} & row.keys()]
     yield "| layers | at equal parameters | seeds | at equal width | seeds |"
     yield "|---:|---:|---:|---:|---:|"
@@ -369,7 +369,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
     "real live Q4_K_M": ("real-live-Q4_K_M-older.json", partial(real_live_table, run="Q4_K_M-older")),
     "real tasks": ("real-replayed.json", real_tasks_table),
-    "depths": ("kvshot-depth.json", depths_table),
+    "depths": ("kvshot-full.json", depths_table),
     "predictions": ("kvshot-full.json", predictions_table),
     "predictions at equal width": ("kvshot-width.json", predictions_table),
     "rows": ("kvshot-full.json", rows_table),
