@@ -51,6 +51,15 @@ def test_another_target_is_refused(tmp_path: Path) -> None:
         load_drafter(tmp_path, wrap(tiny_model(num_hidden_layers=4, seed=1)))
 
 
+def test_weights_of_another_network_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    weights = dict(saved_drafter(tmp_path, target).state_dict())
+    monkeypatch.setattr("draftgauge.drafters.reuse.persistence.read_weights", lambda _: weights)
+    del weights["norm.weight"]
+    with pytest.raises(ModelError, match="weight among them: another version of draftgauge trained it"):
+        load_drafter(tmp_path, wrap(target))
+
+
 def test_a_target_without_modules_is_refused(tmp_path: Path) -> None:
     """As the engine of GGUF files has it."""
     target = wrap(tiny_model(num_hidden_layers=4))

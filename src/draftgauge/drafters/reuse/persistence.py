@@ -119,6 +119,11 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
             "drafter for this one"
         )
     net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
+    if differing := sorted(net.state_dict().keys() ^ weights.keys()):
+        raise ModelError(
+            f"{path} does not hold the weights of its configuration, {differing[0]} among them: another version of "
+            "draftgauge trained it; train it again"
+        )
     net.load_state_dict(weights)
     for parameter in net.parameters():
         parameter.data = parameter.data.to(dtype or target.spec.dtype)
