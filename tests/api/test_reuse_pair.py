@@ -140,9 +140,17 @@ def test_benching_with_and_without_a_run(models: dict[str, Path], recorded: Path
     assert all(row["mismatches"] == 0 for row in rows)
 
 
+def test_a_target_of_the_same_network_with_other_weights_is_warned_of(models: dict[str, Path]) -> None:
+    pair = {"target": models["other"], "drafter": models["hybrid"], "prompts": models["prompts"], "device": "cpu"}
+    with pytest.warns(UserWarning, match="trained on other weights than this target's, those of .*target: outputs"):
+        rows = bench(policies=["fixed:3"], max_new_tokens=12, rounds=1, over="plain", **pair)
+    assert [row["mismatches"] for row in rows if row["policy"] == "fixed:3"] == [0, 0]
+
+
 def test_what_is_no_drafter_for_this_target_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="trained for another target"):
-        load_pair(models["other"], drafter=models["hybrid"], device="cpu")
+    wide = save_tiny(tmp_path / "wide", num_hidden_layers=4, hidden_size=96)
+    with pytest.raises(ModelError, match=r"trained for another target, .*: its hidden size is 64, this one's 96"):
+        load_pair(wide, drafter=models["hybrid"], device="cpu")
     for drafter in ("prompt_lookup", models["hybrid"]):
         with pytest.raises(DraftgaugeError, match=r"drafts without the model .*: leave out --draft, or --drafter"):
             record(given(models, drafter), tmp_path / "run", draft=models["other"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_bytes, file_sha256, require_writable
 from draftgauge.drafters.reuse.building import attach
-from draftgauge.drafters.reuse.config import ReuseConfig
+from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.fingerprint import fingerprint
@@ -34,6 +35,7 @@ DRAFTER = Artefact(
     "copy the folder that training wrote again, or train it again",
     error=ModelError,
 )
+OF_THE_TARGET = ("target_family", "hidden_size", "query_heads", "kv_heads", "head_dim", "vocabulary")
 DRAFT_TOKENS = "d2t"  # among the weights, where there is a draft vocabulary
 
 
@@ -102,7 +104,13 @@ def read_config(folder: Path) -> ReuseConfig:
 
 
 def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | None = None) -> ReuseNet:
-    """Load a drafter for a target, onto its device, ready to draft; by default in the dtype of its activations."""
+    """Load a drafter for a target, onto its device, ready to draft; by default in the dtype of its activations.
+
+    A target of the same network but other weights, such as a fine-tuned one, is warned of.
+
+    Raises:
+        ModelError: for a target of another network, or files that are damaged.
+    """
     if target.module is None:
         raise ModelError(
             f"the drafter in {folder} reads what its target's layers compute, and a GGUF target does not show it: name "
@@ -111,13 +119,7 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     path = Path(folder)
     config = read_config(path)
     weights = read_weights(path)
-    actual = target_fingerprint(target.module)
-    if actual != config.target_fingerprint:
-        raise ModelError(
-            f"the drafter in {path} was trained for another target ({config.target_source or config.target_family}, "
-            f"fingerprint {config.target_fingerprint[:12]}; this one has {actual[:12]}): load that target, or train a "
-            "drafter for this one"
-        )
+    _check_target(path, config, target.module)
     net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
     if differing := sorted(net.state_dict().keys() ^ weights.keys()):
         raise ModelError(
@@ -128,6 +130,24 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     for parameter in net.parameters():
         parameter.data = parameter.data.to(dtype or target.spec.dtype)
     return net.eval().requires_grad_(False)
+
+
+def _check_target(path: Path, config: ReuseConfig, module: PreTrainedModel) -> None:
+    made_for = config.target_source or config.target_family
+    this = reuse_config(module.config, "control")
+    for name in OF_THE_TARGET:
+        if getattr(config, name) != getattr(this, name):
+            raise ModelError(
+                f"the drafter in {path} was trained for another target, {made_for}: its {name.replace('_', ' ')} is "
+                f"{getattr(config, name)}, this one's {getattr(this, name)}; load that target, or train a drafter for "
+                "this one"
+            )
+    if target_fingerprint(module) != config.target_fingerprint:
+        warnings.warn(
+            f"the drafter in {path} was trained on other weights than this target's, those of {made_for}: outputs "
+            "stay the target's, fewer drafted tokens may be accepted",
+            stacklevel=3,
+        )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
