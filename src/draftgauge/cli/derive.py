@@ -12,8 +12,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, cast, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from cyclopts import App, Parameter
 from cyclopts.group import Group
@@ -59,7 +60,7 @@ def add_verb(
         json, console.wide = options.pop("json", None), options.pop("wide", False)
         further = {parameter.name: options.pop(parameter.name) for parameter in others if parameter.name in options}
         given = dict(zip((entry.name for entry in positional), map(_as_typed, arguments), strict=False))
-        if positional and _is_list(positional[-1]):  # it takes all that are left
+        if positional and get_origin(positional[-1].annotation) is tuple:  # it takes all that are left
             given[positional[-1].name] = tuple(map(_as_typed, arguments[len(positional) - 1 :]))
         with friendly_errors(resume) as outcome:
             request = _request_of(request_class, given | options)
@@ -71,7 +72,7 @@ def add_verb(
             save_json(destination, rows or ())
         return outcome.code
 
-    parameters = [_parameter(entry, _panel(request_class, entry)) for entry in settings]
+    parameters = [_parameter(request_class, entry) for entry in settings]
     parameters += [parameter.replace(annotation=hints[parameter.name]) for parameter in others]
     if hints["return"] is not type(None):
         parameters.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Json))
@@ -87,10 +88,6 @@ def _as_typed(value: Any) -> Any:
     if isinstance(value, list):
         return [*map(_as_typed, value)]
     return value.removeprefix(TEXT) if isinstance(value, str) else value
-
-
-def _is_list(entry: Setting) -> bool:
-    return get_origin(entry.annotation) is tuple
 
 
 def _request_of(request_class: type, given: Mapping[str, Any]) -> Any:
@@ -125,7 +122,8 @@ def _named(request: Any) -> Iterator[str]:
         yield from (str(item) for item in (value if isinstance(value, tuple) else (value,)))
 
 
-def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
+@cache
+def _parameter(request_class: type, entry: Setting) -> inspect.Parameter:
     """The parameter that cyclopts makes an option of. Booleans are switches; all else is text."""
     switch, required = entry.annotation in (bool, bool | None), entry.default is MISSING
     kind: Any = bool | None if switch else list[str] | None if entry.repeated and not entry.positional else str | None
@@ -140,9 +138,9 @@ def _parameter(entry: Setting, panel: dict[str, Any]) -> inspect.Parameter:
         negative_iterable=(),
         negative_none=(),
         allow_repeating=True,  # the last one counts
-        **panel,
+        **_panel(request_class, entry),
     )
-    if entry.positional and _is_list(entry):
+    if entry.positional and get_origin(entry.annotation) is tuple:
         return inspect.Parameter(entry.name, inspect.Parameter.VAR_POSITIONAL, annotation=Annotated[str, details])
     place = inspect.Parameter.POSITIONAL_ONLY if entry.positional else inspect.Parameter.KEYWORD_ONLY
     default = inspect.Parameter.empty if required else None
@@ -167,4 +165,4 @@ def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
     own = [other for other in settings_of(request_class) if other.path[:1] == entry.path[:1]]
     if not entry.path or len(own) < PANEL or entry.name in BASIC:
         return {}
-    return {"group": Group(summary_of(cast(type, get_type_hints(request_class)[entry.path[0]])).rstrip("."))}
+    return {"group": Group(summary_of(type(getattr(request_class, entry.path[0]))).rstrip("."))}
