@@ -45,7 +45,7 @@ def need_vllm() -> str:
 def llama_server(target: Path, *options: str) -> Iterator[str]:
     """llama.cpp's server of a file, with float32 keys and values; yields its address."""
     exact = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off", "--no-repack")
-    common = ("--metrics", "--parallel", "1", "--ctx-size", "2048", "--threads", str(os.cpu_count()))
+    common = ("--metrics", "--parallel", "1", "--ctx-size", "2048", "--threads", "1")
     command = [*need_llama_server(), "--model", str(target), *exact, *common, *options]
     with launched(command) as url:
         yield url
