@@ -23,7 +23,20 @@ from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from small_trainings import log, small_training
 
-STEPS = 6
+STEPS, KILLED = 6, 9
+SHOWN = ("target", "reuse", "prompts", "new_tokens", "depths", "length", "steps", "batch", "checkpoint_every", "cache")
+SHOWN += ("log_every", "device")
+OTHER = ("precision", "threads", "attention_start", "optimizer")
+# The command line, with what it has no options for.
+PROGRAM = """
+import sys
+from dataclasses import replace
+from draftgauge.api import train
+from draftgauge.cli.main import run
+other, train_drafter = {other!r}, train.train_drafter
+train.train_drafter = lambda request, *rest, **named: train_drafter(replace(request, **other), *rest, **named)
+sys.exit(run())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,50 +65,50 @@ def accumulated(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def train_in_two(request: TrainingSpec, folder: Path, killed_at: int | None = None) -> list[list[Any]]:
-    """Two processes train, with torchrun's variables; what each reports."""
+def killed_in_two(request: TrainingSpec, folder: Path, killed_at: int) -> None:
+    """Two processes train, with torchrun's variables, until both are killed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = get_context("spawn")
-    heard = [context.Manager().list() for _ in range(2)]
-    started = [
-        context.Process(target=_one_of_two, args=(r, port, request, folder, killed_at, heard[r])) for r in (0, 1)
-    ]
+    started = [context.Process(target=_one_of_two, args=(r, port, request, folder, killed_at)) for r in (0, 1)]
     for process in started:
         process.start()
     started[0].join()
-    if killed_at is not None:
-        started[1].kill()
+    started[1].kill()
     started[1].join()
-    assert (started[0].exitcode == 0) == (killed_at is None)
-    return [list(each) for each in heard]
+    assert started[0].exitcode == KILLED
 
 
-def _one_of_two(
-    rank: int, port: int, request: TrainingSpec, folder: Path, killed_at: int | None, heard: list[Any]
-) -> None:
+def _one_of_two(rank: int, port: int, request: TrainingSpec, folder: Path, killed_at: int) -> None:
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
     os.environ.update(
         {name: str(value) for name, value in (variables | {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}).items()}
     )
 
     def report(row: Any) -> None:
-        heard.append(dict(row))
         if row["step"] == killed_at:
-            os._exit(1)
+            os._exit(KILLED)
 
     train_drafter(request, folder, report=report)
 
 
 @pytest.fixture(scope="module")
 def shared(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes, which make the answers too."""
+    """A run of two processes under torchrun, which make the answers too."""
     folder = tmp_path_factory.mktemp("shared") / "run"
     request = replace(base, answers=None, cache=folder.parent / "features")
-    leader, other = train_in_two(request, folder)
-    assert [row["step"] for row in leader][-1] == STEPS
-    assert other == []  # one process speaks
+    arguments = ["train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
+    for name in SHOWN:
+        arguments += [f"--{name.replace('_', '-')}", str(getattr(request, name))]
+    program = folder.parent / "program.py"
+    program.write_text(PROGRAM.format(other={name: getattr(request, name) for name in OTHER}))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Trained") == 1  # one process speaks
+    (row,) = json.loads((folder.parent / "rows.json").read_text())["rows"]
+    assert row["steps"] == STEPS
     assert train_drafter(request, folder).steps == STEPS  # finished: nothing is done
     return folder
 
@@ -122,26 +135,11 @@ def test_two_processes_do_what_one_does_that_accumulates(base: TrainingSpec, sha
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(base: TrainingSpec, accumulated: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    train_in_two(base, folder, killed_at=3)  # behind the checkpoint of step 2
+    killed_in_two(base, folder, killed_at=3)  # behind the checkpoint of step 2
     assert (folder / "checkpoints").exists()
     assert not (folder / "drafter.json").exists()
     train_drafter(base, folder)
     assert_same_run(accumulated, folder, 2e-5)  # two parts, and one
-
-
-@pytest.mark.slow
-def test_under_torchrun(base: TrainingSpec, tmp_path: Path) -> None:
-    written = ["--out", str(tmp_path / "run"), "--json", str(tmp_path / "rows.json")]
-    arguments = ["train", "--target", base.target, *written]
-    shown = ("reuse", "prompts", "new_tokens", "answers", "depths", "length", "steps", "batch", "checkpoint_every")
-    for name in (*shown, "device"):
-        arguments += [f"--{name.replace('_', '-')}", str(getattr(base, name))]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, "-m", "draftgauge", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Trained") == 1
-    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert row["steps"] == STEPS
 
 
 @pytest.mark.parametrize(
