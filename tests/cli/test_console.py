@@ -135,12 +135,12 @@ def test_what_reads_the_output_may_stop_before_its_end() -> None:
     """As ``head`` does; the command goes on, and writes what it was to write."""
     code = (
         "import sys; from draftgauge.cli.console import console\n"
-        "for n in range(20_000): console.print(f'line {n}')\n"
+        "for n in range(1500): console.print(f'line {n:070}')\n"
         "print('done', file=sys.stderr)"
     )
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} | head -1"
     ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "line 0\n", "done\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"line {0:070}\n", "done\n")
 
 
 def test_an_interrupt_says_how_to_go_on_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
