@@ -6,6 +6,7 @@ is cheaper than the others, and the draft takes longer where it has several toke
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -112,21 +113,20 @@ def measured(machine: Machine) -> tuple[CachedModel, TimedSignals, CostCurve]:
     return target, drafter, measure_costs(target, drafter, plan, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_modelled_seconds_are_those_of_the_live_loop(machine: Machine, copies: int) -> None:
+def test_modelled_seconds_are_those_of_the_live_loop(machine: Machine) -> None:
     """Also where tokens are left out, or appended from a prompt that repeats itself."""
     target, drafter, curve = measured(machine)
     settings = DecodingSettings(max_new_tokens=40)
-    for spec in POLICIES:
+    for copies, spec in itertools.product((1, 2), POLICIES):
         policy = DropsTheLast(4) if spec == "drops" else make_policy(spec, GAMMA_MAX, curve)
         live, model, steps = 0.0, 0.0, list[Step]()
-        for seed in range(6):
+        for seed in range(3):
             prompt = tokens(20, seed=seed).tolist() * copies
             result = speculative_decode(target, drafter, policy, prompt, settings)
             live += result.decode_seconds
             model += modelled(curve, len(prompt), result.steps, policy)
             steps += result.steps
-        assert (sum(step.dropped for step in steps) > 20) == (spec == "drops"), spec
+        assert (sum(step.dropped for step in steps) > 10) == (spec == "drops"), spec
         if copies == 2:
-            assert (sum(step.appended for step in steps) > 100) == (spec in APPENDING), spec
+            assert (sum(step.appended for step in steps) > 50) == (spec in APPENDING), spec
         assert model == pytest.approx(live, rel=0.03), spec
