@@ -50,6 +50,7 @@ ENGINES += [("static", "qwen3"), ("static", "llama3-rope"), ("lean", "qwen3_moe"
 ENGINES += [("modules", family) for family in ("gemma", "gemma2", "gemma3")]
 PAIRS = [(variant, ("lean", "qwen3")) for variant in VARIANTS]
 PAIRS += [(("hybrid", 1, "project-rope"), engine) for engine in ENGINES[1:]]  # reads all that there is
+PAIRS += [(BLOCKWISE[1], (engine, "qwen3")) for engine in ("static", "modules")]
 UNUSED = torch.Generator()  # the enumerator draws instead
 
 
@@ -86,7 +87,7 @@ def build_drafter(target: CachedModel, net: ReuseNet, **options: Any) -> ReuseDr
 @pytest.mark.parametrize(("variant", "engine"), PAIRS)
 def test_greedy_output_is_the_plain_one(variant: tuple[str, int, str], engine: tuple[str, str]) -> None:
     target = wrap(target_module(engine[1]), engine[0])
-    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(20)
+    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(14)
     plain = plain_decode(target, prompt, settings).tokens
     for draft_tokens, gamma in ((None, 1), (None, 6), ([1, 3, 4, 7], 3)):
         drafter = build_drafter(target, build_net(target.module, variant, draft_tokens))
@@ -95,13 +96,12 @@ def test_greedy_output_is_the_plain_one(variant: tuple[str, int, str], engine: t
         assert sum(step.drafted for step in output.steps) > 0
 
 
-@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "engine"), PAIRS)
 def test_greedy_output_is_the_plain_one_where_the_text_adds_to_drafts(
-    variant: tuple[str, int, str], engine: str
+    variant: tuple[str, int, str], engine: tuple[str, str]
 ) -> None:
-    target = wrap(target_module("qwen3"), engine)
-    prompt, settings = tokens(6, vocabulary=SMALL_VOCABULARY).tolist() * 3, DecodingSettings(24)
+    target = wrap(target_module(engine[1]), engine[0])
+    prompt, settings = tokens(6, vocabulary=SMALL_VOCABULARY).tolist() * 3, DecodingSettings(16)
     plain = plain_decode(target, prompt, settings).tokens
     net, appended = build_net(target.module, variant), 0
     for name in ("two-source", "lookup-else-stopping:least=1,tokens=4"):
@@ -114,7 +114,7 @@ def test_greedy_output_is_the_plain_one_where_the_text_adds_to_drafts(
 
 @pytest.mark.parametrize(("variant", "engine"), PAIRS)
 def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, str], engine: tuple[str, str]) -> None:
-    target, depths, length = wrap(target_module(engine[1]), engine[0]), 5, 30
+    target, depths, length = wrap(target_module(engine[1]), engine[0]), 5, 20
     net = build_net(target.module, variant)
     drafter = build_drafter(target, net)
     prompt = tokens(7, vocabulary=SMALL_VOCABULARY).tolist()
@@ -171,7 +171,7 @@ def test_after_any_acceptance_drafts_are_those_of_the_position(design: str, engi
     target = wrap(target_module("qwen3"), engine)
     net = build_net(target.module, (design, 1, "project-rope"))
     drafter = build_drafter(target, net)
-    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(40)
+    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(28)
     output = plain_decode(target, prompt, settings).tokens
     everywhere = draft_position_by_position(drafter, prompt, output, 6)
     if isinstance(net, BlockNet):
