@@ -20,7 +20,7 @@ from draftgauge.models.loading import wrap
 from tiny import tiny_model, tokens
 
 VOCABULARY = 6
-SETTINGS = DecodingSettings(max_new_tokens=24)
+SETTINGS = DecodingSettings(max_new_tokens=16)
 DESIGNS = ("hidden", "kv", "hybrid", "cross", "control")
 
 

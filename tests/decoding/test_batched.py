@@ -82,7 +82,7 @@ def decode(
 
 
 @pytest.mark.parametrize("spec", POLICIES)
-@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", [2, 3])
 def test_greedy_outputs_are_those_of_plain_decoding(
     models: tuple[StaticModel, StaticModel], plain: list[list[int]], spec: str, batch: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_draft_of_fewer_or_more_tokens_than_the_targets(
 
 
 @pytest.mark.parametrize("spec", POLICIES)
-@pytest.mark.parametrize("batch", [1, 3, 4])
+@pytest.mark.parametrize("batch", [1, 4])
 def test_replay_takes_the_same_steps_at_the_same_price(
     models: tuple[StaticModel, StaticModel], trace: Trace, spec: str, batch: int
 ) -> None:

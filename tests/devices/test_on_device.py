@@ -152,7 +152,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
         prompts=tmp_path / "prompts.jsonl",
         max_new_tokens=24,
         gamma_max=4,
-        cost_seconds=2,
+        cost_seconds=0.5,
         device=DEVICE,
     )
     manifest = Manifest.load(run)
@@ -166,7 +166,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("design", "precision"), TRAINED)
 def test_a_trained_drafter_is_lossless(design: str, precision: str, prompts: list[list[int]], tmp_path: Path) -> None:
-    data = {"questions": 8, "new_tokens": 16, "length": 128}
+    data = {"questions": 8, "new_tokens": 8, "length": 128}
     request = TrainingSpec(target="reference", reuse=design, steps=2, batch=2, depths=3, **data)
     train_drafter(replace(request, device=DEVICE, precision=precision), tmp_path / "drafter")
     for engine in ENGINES:

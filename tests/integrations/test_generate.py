@@ -43,9 +43,9 @@ def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
     target = target_of(family)
     for drafter in (draft_of(family), draft_of(family, noise=1.0), target, "prompt_lookup"):
         speculation = draftgauge.speculative(drafter, "fixed:3", engine=engine)
-        assert torch.equal(*plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20))
+        assert torch.equal(*plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=12))
         if drafter is target:
-            assert [step.accepted for step in speculation.generations[0].steps] == [3, 3, 3, 3, 3]
+            assert [step.accepted for step in speculation.generations[0].steps] == [3, 3, 3]
 
 
 SPECKV = str(Path(bundled.__file__).parent / "bundled" / "speckv.json")
