@@ -60,7 +60,7 @@ def test_streamed_text_is_not_overwritten_by_the_meter(tmp_path: Path) -> None:
     save_tiny(tmp_path / "target")
     save_noisy(tmp_path / "draft")
     words = ["generate", "abc def", "--policy", "stopping", "--show-drafts", "--max-new-tokens", "12"]
-    words += ["--device", "cpu", "--cost-seconds", "1"]
+    words += ["--device", "cpu", "--cost-seconds", "0.2"]
     words += ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
     said = on_terminal(*words, cache=tmp_path / "cache")
     assert "cost curve" in said
