@@ -54,7 +54,8 @@ def test_while_recording_told_several_times(tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(400)))
     models = [f"--target={save_tiny(tmp_path / 'target')}", f"--draft={save_tiny(tmp_path / 'draft')}"]
-    words = ["profile", *models, f"--prompts={prompts}", "--max-new-tokens=8", "--gamma-max=2", f"--out={out}"]
+    words = ["profile", *models, f"--prompts={prompts}", f"--out={out}"]
+    words += ["--max-new-tokens=8", "--gamma-max=2", "--cost-seconds=0"]
     process = started(words)
     until = time.monotonic() + 100
     while not list(out.glob("positions-*")) and process.poll() is None and time.monotonic() < until:
