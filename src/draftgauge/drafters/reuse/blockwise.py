@@ -5,8 +5,9 @@ depth ``k`` does in a drafter that goes token by token. It attends to the target
 values of each layer, and to all of itself. The input layout is that of DFlash (arXiv 2602.06036), whose drafter reads
 hidden states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values. With a mask token the
 network is DFlash's as published: a mask predicts the token of its own position, so that the block has one place more.
-Without one, the designs that read hidden states enter with the anchor's, as EAGLE-3 does: their first layer reads it
-beside the token or mask of every slot. Else the one layer would first have to learn to attend to the newest position.
+Without one, the designs that read the target enter with what they read of the anchor, as EAGLE-3 does with its hidden
+state: their first layer reads it beside the token or mask of every slot. Else the one layer would first have to learn
+to attend to the newest position.
 
 Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`, and ``b`` slots of a block.
 """
@@ -25,7 +26,7 @@ from draftgauge.drafters.reuse.blocks import Injection, SwiGLU
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.rotary import Tables, window
+from draftgauge.drafters.reuse.rotary import Tables, unrotate, window
 from draftgauge.models.taps import Features
 
 Context = Sequence[KeysValues]
@@ -38,7 +39,8 @@ class Seen(NamedTuple):
 
     Attributes:
         layers: the context of each layer.
-        fused: the fused hidden states ``[B, L, H]``, in designs that read them.
+        fused: what slots enter with, by anchor, ``[B, L, H]``: the fused hidden states, or keys and values, in designs
+            that read no states; None in those that read neither.
     """
 
     layers: Sequence[Context]
@@ -133,7 +135,9 @@ class BlockNet(ReuseNet):
         super().__init__(config, embedding, rotary, draft_tokens)
         hidden = config.hidden_size
         self.layers: Sequence[BlockLayer] = nn.ModuleList(BlockLayer(config, n) for n in range(config.layers))  # type: ignore[assignment]
-        self.context_norm = nn.RMSNorm(hidden, config.rms_norm_eps) if config.hidden_layers else None
+        self.context_norm = nn.RMSNorm(hidden, config.rms_norm_eps) if config.hidden_layers or config.kv_layers else None
+        cached = 2 * len(config.kv_layers) * config.kv_heads * config.head_dim
+        self.fuse_cached = nn.Linear(cached, hidden, bias=False) if cached and not config.hidden_layers else None
         self.mask = None if config.dflash else nn.Parameter(torch.empty(1, hidden))
         self.markov = self.confidence = None
         if config.markov_rank:
@@ -174,10 +178,17 @@ class BlockNet(ReuseNet):
             assert keys is not None, "this design reads keys"
             assert values is not None, "this design reads values"
             keys, values = self.cast(keys), self.cast(values)
+            if self.fuse_cached is not None:
+                assert self.context_norm is not None
+                end = begin + keys.shape[3]
+                bare = unrotate(keys, window(self.tables(end, keys), begin, end))
+                cached = torch.stack((bare, values), 1).permute(0, 4, 1, 2, 3, 5).flatten(2)  # [B, n, 2 S KV D]
+                fused = self.context_norm(self.fuse_cached(cached))
         contexts: list[Context] = []
         for layer in self.layers:
             seen: list[KeysValues] = []
-            if fused is not None and tables is not None:
+            if tables is not None:
+                assert fused is not None
                 seen.append(layer.attention.keys_values(fused, tables))
             if layer.injection is not None:
                 seen.append(layer.injection(keys, values, begin, self.rotary))

@@ -159,8 +159,8 @@ class ReuseConfig:
 
     @property
     def enters_with_state(self) -> bool:
-        """Of a block-wise drafter: whether its slots enter with the anchor's hidden state."""
-        return self.traits.reads_hidden and not self.dflash
+        """Of a block-wise drafter: whether its slots enter with what it reads of the anchor."""
+        return (self.traits.reads_hidden or self.traits.reads_kv) and not self.dflash
 
     @property
     def traits(self) -> Design:
