@@ -35,7 +35,6 @@ DRAFTERS = {
     "hidden-ttt": {"reuse": "hidden"},
     "kv-ttt": {"reuse": "kv"},
     "hidden-block": {"reuse": "hidden", "recipe": "block", "dflash": True},
-    "kv-block": {"reuse": "kv", "recipe": "block"},
     "control-block": {"reuse": "control", "recipe": "block"},
     "hidden-block-markov": {"reuse": "hidden", "recipe": "block", "markov_rank": 64, "dflash": False},
     "kv-block-markov": {"reuse": "kv", "recipe": "block", "markov_rank": 64},
