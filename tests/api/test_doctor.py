@@ -60,6 +60,12 @@ def thought(trace: Any) -> Any:
     return tokens(replace(trace, token=token), np.where(wrong, 0, token))
 
 
+def seldom(trace: Any) -> Any:
+    """With a first token that is right at every fourth position."""
+    at = np.arange(trace.positions)
+    return tokens(trace, np.where(at % 4 == 0, trace.token, (trace.token + 1 + at % 7) % 50))
+
+
 class Words(SimpleNamespace):
     """A tokenizer as far as the checks ask it."""
 
@@ -91,6 +97,7 @@ PLANTED: dict[str, tuple[str, Evidence]] = {
     "shallow drafter": ("depth", Evidence(counts=SpeculationCounts(900, 2700, 660, (600, 50, 10)))),
     "no drafts": ("acceptance", Evidence(trace=replace(TRACE, drafted=0 * TRACE.drafted, accepted=0 * TRACE.accepted))),
     "chance": ("acceptance", Evidence(trace=CONSTANT)),
+    "a weak drafter": ("acceptance", Evidence(trace=seldom(TRACE), costs=curve(0.3, 0.3))),
     "chance in an engine": ("acceptance", Evidence(counts=SpeculationCounts(900, 2700, 50, (40, 8, 2)))),
 }  # fmt: skip
 

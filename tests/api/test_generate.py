@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import tokenization_utils_base
@@ -10,9 +11,10 @@ from transformers import tokenization_utils_base
 from draftgauge.api.generate import generate, generation_row
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import GenerateRequest
-from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
+from tiny import save_tiny
 
 
 def test_a_policy_that_was_fitted_on_another_pair_is_named(
@@ -71,6 +73,22 @@ def test_sampling_is_decided_by_the_seed(pair: Pair) -> None:
     one, same, other = (generate(pair, "hello", "fixed:2", seed=seed, **options)[0] for seed in (1, 1, 2))
     assert one == same
     assert one != other
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": 1.0, "top_p": 0.0}, {"stop": ("",)}])
+def test_settings_out_of_range_are_refused_before_a_model_is_loaded(wrong: dict[str, Any]) -> None:
+    with pytest.raises(DraftgaugeError, match=r"temperature is 0 or more, .* not|a stop string is empty"):
+        generate("hello", target="nowhere", **wrong)
+    with pytest.raises(DraftgaugeError, match="-1"):
+        generate("hello", "fixed:-1", target="nowhere")
+
+
+def test_plain_decoding_needs_no_draft(tmp_path: Path) -> None:
+    target = str(save_tiny(tmp_path / "target"))
+    _, how = generate("a b", "plain", target=target, max_new_tokens=4)
+    assert len(how.tokens) == 4 or how.finish == "stop"
+    with pytest.raises(ModelError, match=r"target and draft \(the bundled one: name yours with --draft\) have"):
+        generate("a b", "fixed:2", target=target)
 
 
 def test_stop_strings_end_the_output(pair: Pair) -> None:

@@ -32,11 +32,12 @@ def knowing_net(model: CachedModel, block: int = 0) -> ReuseNet:
     config = reuse_config(model.module.config, "kv", injection="concat", taps=(0,), block=block)
     net = new_net(config, model.module, seed=1).eval()
     first = model.module.get_decoder().layers[0]
+    layer = net.layers[0] if isinstance(net, BlockNet) else net.blocks[0]
+    attention = layer.attention if isinstance(net, BlockNet) else layer.chain_attention
+    norm, linear = layer.token_norm, attention.from_token
     if isinstance(net, BlockNet):
         net.mask.data.copy_(net.embedding[5])
-        norm, linear = net.layers[0].state_norm, net.layers[0].attention.from_state
-    else:
-        norm, linear = net.blocks[0].token_norm, net.blocks[0].chain_attention.from_token
+        attention.from_state.weight.data.zero_()  # of what the block enters with
     weight = first.self_attn.q_proj.weight
     norm.weight.data.copy_(first.input_layernorm.weight)
     linear.weight.data[: len(weight)] = weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,6 +167,10 @@ def test_flags_name_the_setting() -> None:
     assert [option(gguf, f"--{name}") for name in ("target", "draft")] == ["big.gguf", "small.gguf"]
     assert option(shlex.split(engine_of("gguf").flags("fixed:3", deployment)), "--target") == "TARGET.gguf"
     assert "--tokenizer" not in gguf
+    of_bf16 = replace(deployment, options=("--compression", "bf16", "--chat"))
+    assert shlex.split(engine_of("gguf").flags("plain", of_bf16))[-3:] == ["--chat", "--policy", "plain"]
+    assert "--compression bf16" in engine_of("draftgauge").flags("plain", of_bf16)
+    assert "--compression" not in engine_of("gguf").flags("plain", of_bf16)
     named = Deployment("big.gguf", "small.gguf", tokenizer="folder")
     for setting in (PLAIN, "fixed:3"):
         for name, words in (("gguf", "--tokenizer"), ("vllm", "--tokenizer"), ("sglang", "--tokenizer-path")):

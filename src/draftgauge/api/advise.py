@@ -31,7 +31,7 @@ from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.simulate import can_replay, replay_lengths
 from draftgauge.replaying.splits import Design, design_of
 from draftgauge.replaying.verdict import Verdict
-from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length, recorded_acceptance
+from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
@@ -105,13 +105,14 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
     Returns:
         One row a setting, None for what is not known: ``engine``, ``setting``, ``speedup`` over plain decoding with
         ``low`` and ``high`` (95%, by prompt; from counters as if steps were independent), ``advised``,
-        ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (the most plain steps that a step
-        of this length may take to pay). The advised one also has ``verdict`` in words and whether it is ``known``, see
-        :class:`~draftgauge.replaying.verdict.Verdict`; ``flags``; ``length_only`` (the flags change only the length of
-        a server whose drafter is not known); ``best_length``; ``by_batch`` (best lengths as JSON); ``at_batch`` (rules
-        that adapt to the load, in words); ``acceptance`` and ``acceptance_to_pay``; ``drawn`` (the share of an imported
-        trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a running server,
-        and what the run expects at its length); ``recorded_with`` (options of ``draftgauge generate``).
+        ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (where costs are not known: the
+        most plain steps that a step of this length may take to pay). The advised one also has ``verdict`` in words and
+        whether it is ``known``, see :class:`~draftgauge.replaying.verdict.Verdict`; ``flags``; ``length_only`` (the
+        flags change only the length of a server whose drafter is not known); ``best_length``; ``by_batch`` (best
+        lengths as JSON); ``at_batch`` (rules that adapt to the load, in words); ``acceptance`` (of the first drafted
+        token) and ``acceptance_to_pay`` (the least constant chance at which some length does); ``drawn`` (the share of
+        an imported trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a
+        running server, and what the run expects at its length); ``recorded_with`` (options of ``draftgauge generate``).
 
     Raises:
         DraftgaugeError: for an unknown engine, unknown costs, or a server that does not answer, counts no speculation,
@@ -135,6 +136,8 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         names = ", ".join(str(run) for run, _ in runs)
         raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
     run, manifest = runs[0]
+    if request.costs is not None and not engine.loop and load_engine_costs(request.costs, engine.name) is None:
+        on_warning(f"{request.costs} holds costs of draftgauge's own loop: speeds in {engine.name} will be others")
     source = _from_run(request, engine, run, manifest)
     warn_of_other_pairs(source.own, fingerprints_of(manifest), on_warning)
     return _rows(request, engine, source, counts, on_warning)
@@ -280,12 +283,11 @@ def _rows(
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | asdict(it) for it in outcomes]
     for row in rows:
-        row["pays_below"] = row["tokens_per_step"]
         if len(trace.prompts) == 1:
             row["low"] = row["high"] = None
     best = next(row for row in rows if row["setting"] == verdict.setting)
     best |= _server_row(design, counts) | {
-        "acceptance": recorded_acceptance(trace),
+        "acceptance": next(row["acceptance_rate"] for row in rows if row["setting"] == f"{FIXED}1"),
         "acceptance_to_pay": acceptance_to_pay(trace, source.curve),
         "drawn": source.drawn,
         "recorded_with": shlex.join(source.deployment.options) or None,
@@ -372,7 +374,13 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
     batch = min(curves)
     for row, speed, error, tokens in zip(rows, speeds[batch], errors, committed, strict=False):
         share = Z95 * error / tokens
-        row |= {"speedup": speed, "low": speed * (1 - share), "high": speed * (1 + share), "advised": False}
+        row |= {
+            "pays_below": None,
+            "speedup": speed,
+            "low": speed * (1 - share),
+            "high": speed * (1 + share),
+            "advised": False,
+        }
     rows = rows[: len(speeds[batch])]
     best, shown = rows[lengths[batch]], max(rows[1:], key=lambda row: row["speedup"])
     figures = (shown["speedup"], shown["low"], shown["high"])

@@ -61,7 +61,8 @@ def read_stored(path: Path, vocabulary: str, judged: Iterable[Sequence[int]]) ->
     if stored:
         raise DraftgaugeError(
             f"the datastore {path} holds outputs of {stored} of the {len(prompts)} prompts that policies are judged "
-            "on, which would be looked up in their own answers: build it from other prompts"
+            "on, which would be looked up in their own answers: judge on prompts that it was not built from (--split "
+            "test), or build it from others"
         )
     return texts_of(store)
 

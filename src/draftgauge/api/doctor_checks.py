@@ -33,6 +33,7 @@ from draftgauge.traces.trace import Trace
 # Accepted this rarely, a drafted token adds 0.1 tokens to a step: it pays only if verifying two tokens costs less than
 # 1.1 times verifying one, even where drafting is free.
 TOO_RARE = 0.1
+SELDOM = 1 / 3  # accepted this rarely, drafting adds half a token to a step however far it goes
 ENOUGH = 100  # tokens to judge a rate by: its standard error is then at most 0.05, half of TOO_RARE
 TWICE = 2.0  # as many rejections per token halve the number of tokens accepted in a row
 UNDECIDED = 1.0  # bits: the entropy of a fair coin
@@ -91,6 +92,11 @@ class Evidence:
             return False
         rate, chance, count = self.first
         return count > 0 and rate - chance <= TOO_RARE * (1 - chance)
+
+    @property
+    def too_rare(self) -> bool:
+        """Whether drafted tokens are accepted so rarely that no cost of a step is to blame."""
+        return self.near_chance or (self.trace is not None and self.first[2] > 0 and self.first[0] < SELDOM)
 
 
 def first_tokens(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -260,10 +266,10 @@ def _flat(costs: CostCurve) -> CostCurve:
 
 def _too_expensive(e: Evidence, cost: str, without: CostCurve, without_other: CostCurve) -> Seen:
     """Whether speculation does not pay and would without this cost, or would only without both."""
-    if e.costs.doubt() or e.near_chance:
+    if e.costs.doubt() or e.too_rare:
         return None  # not known, or not the reason
     now, then = speedup(e.trace, e.costs), speedup(e.trace, without)
-    seen = f"{cost}; the best length is {now:.2f} times as fast as plain decoding"
+    seen = f"{cost}; on all {len(e.trace.prompts)} prompts the best length is {now:.2f} times as fast as plain decoding"
     if now >= 1 or then < 1 <= speedup(e.trace, without_other):
         return False, seen
     return True, f"{seen}, and would be {then:.2f} times without that cost"
@@ -289,7 +295,8 @@ def acceptance(e: Evidence) -> Seen:
     seen = f"{rate:.0%} of {count} first drafted tokens are accepted, {chance:.0%} by chance"
     if e.counts is not None:
         seen += f"; acceptance length {1 + e.counts.accepted / e.counts.drafts:.2f}, the bonus token counted"
-    return e.near_chance or count == 0, seen
+    slow = e.too_rare and e.costs is not None and not e.costs.doubt() and speedup(e.trace, e.costs) < 1
+    return e.near_chance or count == 0 or slow, seen
 
 
 SUSPECT = ("thinking", "compression", "temperature")  # harmful in some pairs: no error by itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from draftgauge.traces.datastore import grow, stored_output
 from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
 
+NO_MODEL = "prompt_lookup"  # plain decoding loads no draft
 OnText = Callable[[str, str], None]
 
 
@@ -67,8 +69,11 @@ def generate(
     if plain and request.datastore is not None:
         raise DraftgaugeError("plain decoding looks nothing up: leave out the datastore, or name a policy")
     named = read_policies([request.policy] if policy is None and not plain else [])
+    longest = request.drafts.gamma_max
+    for each in named:
+        policy = None if each.weighs_cost else each.make(longest, None)  # before models are loaded
     check_draft_is_used(request.pair)
-    pair = pair or load_pair(request.pair)
+    pair = pair or load_pair(replace(request.pair, drafter=NO_MODEL, draft=None) if plain else request.pair)
     store = None
     if request.datastore is not None:
         store = open_store(request.datastore, vocabulary_digest(pair.tokenizer))
@@ -87,10 +92,9 @@ def generate(
         result = plain_decode(pair.target, tokens, settings, generator, stream)
     else:
         warn_of_other_pairs(named, pair.fingerprints() if any(each.fitted for each in named) else {}, warn)
-        longest = request.drafts.gamma_max
         for each in named:
-            costs = pair_costs(pair, request.costs, longest, sampling, progress) if each.weighs_cost else None
-            policy = each.make(longest, costs)
+            if policy is None:
+                policy = each.make(longest, pair_costs(pair, request.costs, longest, sampling, progress))
         assert policy is not None
         if store is not None:
             with_stored([policy], texts_of(store))

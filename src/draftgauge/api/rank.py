@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from draftgauge.api.bench import bench
-from draftgauge.api.pair import labelled
+from draftgauge.api.pair import drafter_of, labelled
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
@@ -19,7 +22,7 @@ from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import drafter_kind, drafter_kinds
+from draftgauge.drafters.source import LoadOptions, drafter_kind, drafter_kinds
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
@@ -56,22 +59,34 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     """
     given, folders = _given_costs(request), _run_folders(request)
     choose_prompts(request.prompts)  # what no drafter could use is refused before any is tried
-    load_tokenizer(request.loading.tokenizer or request.target or REFERENCE, request.loading.trust_remote_code)
+    tokenizer = load_tokenizer(
+        request.loading.tokenizer or request.target or REFERENCE, request.loading.trust_remote_code
+    )
     labelled(PairSpec(target=request.target or REFERENCE, compression=(request.compression,)))
     check_engine(request.loading.engine)
     choose_device(request.machine.device)
     require_writable(request.out)
     runs: dict[str, Path] = {}
     failed: dict[str, str] = {}
-    for drafter, run in folders.items():
+
+    @contextmanager
+    def left_out(drafter: str) -> Iterator[None]:
         try:
-            _record(request, drafter, run, next(iter(runs.values()), None), progress, on_warning)
-            runs[drafter] = run
+            yield
         except Exception as error:
             if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
                 raise
             failed[drafter] = str(error)
             on_warning(f"{drafter} is left out: {error}")
+
+    for drafter in folders:  # before hours are spent on the others
+        with left_out(drafter):
+            _check(request, drafter, tokenizer)
+    for drafter, run in folders.items():
+        if drafter not in failed:
+            with left_out(drafter):
+                _record(request, drafter, run, next(iter(runs.values()), None), progress, on_warning)
+                runs[drafter] = run
     rows = [] if not runs else rank_rows(_comparable(runs, given, on_warning))
     for row in rows:
         row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
@@ -136,6 +151,13 @@ def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
     pair = PairSpec(target=request.target or REFERENCE, compression=(request.compression,))
     pair = replace(pair, drafter=named) if alone else replace(pair, draft=drafter)
     return labelled(replace(pair, machine=request.machine, loading=request.loading))
+
+
+def _check(request: RankRequest, drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    name, source = drafter_of(_pair_spec(request, drafter))
+    loading = request.loading
+    options = LoadOptions(trust_remote_code=loading.trust_remote_code, allow_pickle=loading.allow_pickle)
+    drafter_kind(name).check(source, tokenizer, options)
 
 
 def _record(

@@ -48,8 +48,8 @@ def replay(
 
     Returns:
         Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the recommended policy's row over all tasks
-        also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``. Of batches, as
-        :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
+        also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``; where there are several
+        runs, ``run``. Of batches, as :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
@@ -61,7 +61,8 @@ def replay(
     default = not request.policies and not objects
     asked = read_policies(request.policies)
     rows: list[dict[str, Any]] = []
-    for run, manifest in select_runs(request.folder):
+    runs = select_runs(request.folder)
+    for run, manifest in runs:
         named = (
             read_policies(("no-draft", "fixed", *default_policies(run))) if default and not request.batches else asked
         )
@@ -92,7 +93,8 @@ def replay(
             for arms in (made, *(() if rivals is None else (rivals.arms,))):
                 with_stored(list(arms.values()), stored)
         evaluated = evaluate_design(design, costs, made, rivals, stored)
-        kept = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
+        kept: dict[str, Any] = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
+        kept |= {"run": run.name} if len(runs) > 1 else {}
         own = [dict(row) | kept for row in evaluated]
         pooled = [row for row in own if row["task"] == ALL_TASKS]
         next(row for row in pooled if row["recommended"])["verdict"] = str(verdict_of(pooled, manifest.command))

@@ -284,15 +284,22 @@ def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def by_target(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> dict[str, str]:
-    """Columns of rows about one compression of the target, and one more that names it where there are several."""
-    several = len({row["compression"] for row in rows}) > 1
-    return ({"compression": "target"} if several else {}) | dict(columns)
+    """Columns of rows about one target, and one more that names it, or the run, where there are several."""
+    several = len({label(row) for row in rows}) > 1
+    return ({"run" if any("run" in row for row in rows) else "compression": "target"} if several else {}) | dict(
+        columns
+    )
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """What a row is about: its run where there are several, else its target's compression."""
+    return str(row.get("run") or row["compression"])
 
 
 def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         if row.get("verdict"):
-            console.print(f"{row['compression']}: {row['verdict']}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{label(row)}: {row['verdict']}", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:

@@ -11,9 +11,9 @@ from draftgauge.cli.console import by_target, console, progress, show_table, war
 COLUMNS = {
     "task": "task",
     "prompts": "prompts",
-    "mean_accepted": "accepted of gamma_max",
+    "mean_accepted": "tokens accepted of the longest draft",
     "first_accepted": "first accepted",
-    "best_fixed_gamma": "best gamma",
+    "best_fixed_gamma": "best length (0: do not draft)",
     "tokens": "tokens",
     "cost_ratio": "draft / verify cost",
 }

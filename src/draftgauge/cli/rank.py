@@ -32,6 +32,8 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
     if not any("rank" in row for row in rows):
         raise IncompleteError(rows)
     show_ranking(rows)
+    if any("error" in row for row in rows):  # said by a warning
+        raise IncompleteError(rows)
     return rows
 
 

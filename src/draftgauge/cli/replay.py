@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import by_target, show_table, show_verdicts, source_columns, warn
+from draftgauge.cli.console import by_target, label, show_table, show_verdicts, source_columns, warn
 
 COLUMNS = {
     "policy": "policy",
@@ -50,9 +50,15 @@ def _title(rows: list[dict[str, Any]]) -> str:
     from draftgauge.replaying.evaluate import SAME_PROMPTS
     from draftgauge.replaying.splits import EVERYTHING
 
-    lengths = dict.fromkeys((row["compression"], row["best_fixed_gamma"]) for row in rows)
-    named = ", ".join(f"{best} ({compression})" for compression, best in lengths)
-    prompts = "All prompts" if rows[0]["split"] == EVERYTHING else f"{rows[0]['split'].capitalize()} prompts"
-    chosen = "these prompts" if rows[0]["best_fixed_from"] == SAME_PROMPTS else "training prompts"
+    by_choice: dict[tuple[str, str], dict[str, int]] = {}
+    for row in rows:
+        prompts = "All prompts" if row["split"] == EVERYTHING else f"{row['split'].capitalize()} prompts"
+        chosen = "these prompts" if row["best_fixed_from"] == SAME_PROMPTS else "training prompts"
+        by_choice.setdefault((prompts, chosen), {})[label(row)] = row["best_fixed_gamma"]
+    said = [
+        f"{prompts}, all tasks together; gains are over the best fixed length chosen on {chosen}: "
+        + ", ".join(f"{best} ({name})" for name, best in lengths.items())
+        for (prompts, chosen), lengths in by_choice.items()
+    ]
     tuned = ", as are the parameters of tuned rules" if any(row["best_rival"] is not None for row in rows) else ""
-    return f"{prompts}, all tasks together; gains are over the best fixed length chosen on {chosen}: {named}{tuned}"
+    return ". ".join(said) + tuned

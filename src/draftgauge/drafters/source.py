@@ -164,4 +164,5 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
     folder_kind = other_kind(Path(drafter))
     raise DraftgaugeError(
         f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is {folder_kind or 'not one'}"
+        " (a draft model is given with --draft)"
     )

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.reference import reference_path
 
 SHOWN = 5
 
@@ -24,8 +25,11 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
     target_tokens = {index: token for token, index in target_ids.items()}
     draft_tokens = {index: token for token, index in draft_ids.items()}
     shown = difference(differing, target_tokens, draft_tokens, ("the target", "the draft"))
+    unnamed = (
+        " (the bundled one: name yours with --draft)" if draft.name_or_path == str(reference_path("draft")) else ""
+    )
     raise ModelError(
-        f"target and draft have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, "
+        f"target and draft{unnamed} have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, "
         f"{len(differing)} ids differ: {shown}): choose a draft trained with the target's tokenizer"
     )
 

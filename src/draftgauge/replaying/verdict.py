@@ -59,12 +59,13 @@ class Verdict:
         if self.doubt:
             costs = "--measure, --cost-seconds 60 and nothing else on the machine"
             return f"the costs are not to be trusted, {self.doubt}. {again} {costs}"
-        more = f"{again} more {self.unit}"
+        elsewhere = " and another --out" if self.command and not self.live else ""
+        more = f"{again} more {self.unit}{elsewhere}"
         if self.prompts < MIN_PROMPTS:
             done = "decoded" if self.live else "recorded"
             return f"{self.prompts} of at least {MIN_PROMPTS} {self.unit} are {done}. {more}"
         if self.low is None or self.high is None:
-            return f"the prompts are turns of one conversation. {again} more conversations"
+            return f"the prompts are turns of one conversation. {again} more conversations{elsewhere}"
         if self.low <= 1 <= self.high and self.drafting:
             return f"the interval reaches both sides of plain decoding. {more}"
         return ""

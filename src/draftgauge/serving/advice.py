@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -120,12 +119,6 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> Replay
     row = len(costs.contexts) // 2
     wasted = np.where(in_vain, further[row][record.drafted], 0.0)
     return replace(outcome, seconds=outcome.seconds + sum_by_prompt(record.prompt, wasted, len(trace.prompts)))
-
-
-def recorded_acceptance(trace: Trace) -> float:
-    accepted = float(trace.accepted.sum())
-    rejected = float((trace.accepted < trace.drafted).sum())
-    return accepted / (accepted + rejected) if accepted + rejected else math.nan
 
 
 def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:

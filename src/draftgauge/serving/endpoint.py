@@ -100,7 +100,10 @@ def _address(url: str, path: str) -> str:
             raise ValueError
         return str(base.copy_with(path=base.path.rstrip("/") + path))
     except (httpx2.InvalidURL, ValueError) as error:
-        raise DraftgaugeError(f"--url is the address of a server, as http://127.0.0.1:8000, not {url!r}") from error
+        raise DraftgaugeError(
+            f"--url is the address of a server, as http://127.0.0.1:8000, or a file of what it said, and {url!r} is "
+            "neither"
+        ) from error
 
 
 def _reason(text: str) -> str:

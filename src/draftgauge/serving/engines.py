@@ -143,7 +143,11 @@ def _transformers(setting: str, deployment: Deployment) -> str:
 def _gguf(setting: str, deployment: Deployment) -> str:
     target = deployment.target if deployment.target.endswith(GGUF) else f"TARGET{GGUF}"
     draft = deployment.draft if deployment.draft.endswith(GGUF) else f"DRAFT{GGUF}"
-    return _draftgauge(setting, replace(deployment, target=target, draft=draft))
+    options = deployment.options
+    if "--compression" in options:  # of the recorded target; a GGUF file is quantised as it is
+        at = options.index("--compression")
+        options = (*options[:at], *options[at + 2 :])
+    return _draftgauge(setting, replace(deployment, target=target, draft=draft, options=options))
 
 
 def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from draftgauge.core.compressions import UNCOMPRESSED, Compression
@@ -41,13 +42,18 @@ class LoadSpec(TargetLoadSpec):
 class PairSpec:
     """A target and what drafts for it."""
 
-    target: str | None = option(None, help="target model: an id, a folder or 'reference' (bundled).")
+    target: str | None = option(
+        None,
+        help="target model: an id, a folder or 'reference' (bundled); if left out the drafter's, or 'reference'.",
+    )
     draft: str | None = option("reference", help="draft model: an id, a folder or 'reference'.")
     compression: tuple[Compression, ...] = option(
         (UNCOMPRESSED,), help="of the target: uncompressed, fp32, fp16, bf16, int8 or nf4, or several with commas."
     )
     drafter: str | None = option(
-        None, help="'language_model', 'prompt_lookup', a trained drafter's folder, or an EAGLE-3 or DFlash checkpoint."
+        None,
+        help="'language_model' (if left out), 'prompt_lookup', a trained drafter's folder, or an EAGLE-3 or DFlash "
+        "checkpoint.",
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
@@ -132,6 +138,11 @@ class SamplingSpec:
             raise DraftgaugeError(
                 "checkpoint_sampling takes temperature, top_k and top_p from the target: leave out these three, or it"
             )
+        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise DraftgaugeError(
+                "temperature is 0 or more, top_k 0 or more and top_p above 0 and at most 1, not "
+                f"{self.temperature:g}, {self.top_k} and {self.top_p:g}"
+            )
         if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1.0):
             raise DraftgaugeError(
                 "top_k and top_p say what to sample from, and at temperature 0 decoding is greedy: give a temperature "
@@ -158,7 +169,7 @@ class ExecutorSpec(WorkersSpec):
 class CostSpec:
     """How a pair's costs are measured."""
 
-    cost_seconds: float = option(15.0, help="seconds for measuring what a step costs, at each compression.")
+    cost_seconds: float = option(15.0, help="seconds for measuring what a step costs, at each compression; 0: once.")
     measure: bool = option(False, help="measure the pair's costs again.")
 
     def __post_init__(self) -> None:

@@ -135,7 +135,9 @@ class BlockNet(ReuseNet):
         super().__init__(config, embedding, rotary, draft_tokens)
         hidden = config.hidden_size
         self.layers: Sequence[BlockLayer] = nn.ModuleList(BlockLayer(config, n) for n in range(config.layers))  # type: ignore[assignment]
-        self.context_norm = nn.RMSNorm(hidden, config.rms_norm_eps) if config.hidden_layers or config.kv_layers else None
+        self.context_norm = (
+            nn.RMSNorm(hidden, config.rms_norm_eps) if config.hidden_layers or config.kv_layers else None
+        )
         cached = 2 * len(config.kv_layers) * config.kv_heads * config.head_dim
         self.fuse_cached = nn.Linear(cached, hidden, bias=False) if cached and not config.hidden_layers else None
         self.mask = None if config.dflash else nn.Parameter(torch.empty(1, hidden))
