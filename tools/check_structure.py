@@ -25,7 +25,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
-    ("src/draftgauge/**/*.py", LINES, 35_850),
+    ("src/draftgauge/**/*.py", LINES, 35_950),
     ("tests/**/*.py", LINES, 24_890),
     ("benchmarks/**/*.py", LINES, 2_500),
     ("README.md", LINES, 130),
