@@ -165,22 +165,18 @@ def test_costs_are_measured_and_advised_with(prompts: list[list[int]], tmp_path:
     assert result.exit_code == 0, result.output
 
 
-@pytest.fixture(scope="module")
-def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need_vllm()
-    folder = tmp_path_factory.mktemp("trained") / "hidden"
+@pytest.mark.parametrize("format_", ["eagle3", "dflash"])
+def test_an_exported_drafter_is_accepted_step_by_step(prompts: list[list[int]], format_: str, tmp_path: Path) -> None:
+    trained, exported = tmp_path / "trained", tmp_path / "exported"
     answers = {"questions": 96, "new_tokens": 32, "length": 192}
-    train(out=folder, target="reference", reuse="hidden", steps=120, batch=2, depths=DEPTHS, **answers)
-    return folder
-
-
-def test_an_exported_drafter_is_accepted_step_by_step(prompts: list[list[int]], hidden: Path, tmp_path: Path) -> None:
-    export(hidden, out=tmp_path / "eagle3")
-    config = {"method": "eagle3", "model": str(tmp_path / "eagle3"), "num_speculative_tokens": DEPTHS}
+    recipe = "ttt" if format_ == "eagle3" else "block"
+    train(out=trained, target="reference", reuse="hidden", recipe=recipe, steps=120, batch=2, depths=DEPTHS, **answers)
+    assert export(trained, out=exported)[0]["format"] == format_
+    config = {"method": format_, "model": str(exported), "num_speculative_tokens": DEPTHS}
     with vllm_server(reference_path("target"), "--speculative-config", json.dumps(config), *METRICS) as url:
         answered = [completion(url, prompt) for prompt in prompts]
         counts = read_counts("vllm", url)
-    pair = load_pair(PairSpec(target="reference", drafter=str(hidden)))
+    pair = load_pair(PairSpec(target="reference", drafter=str(trained)))
     plain = load_model("reference", device="cpu")
     settings = DecodingSettings(max_new_tokens=OUTPUT, end_tokens=pair.end_tokens)
     by_position = Counter[int]()

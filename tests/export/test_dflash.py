@@ -37,6 +37,7 @@ def test_what_is_trained_by_default_is_exported_and_drafts_the_same(tmp_path: Pa
     assert '"method": "dflash"' in shown.stdout
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (written["speculators_model_type"], written["block_size"], written["mask_token_id"]) == ("dflash", 5, 103)
+    assert written["sliding_window_non_causal"]  # else vLLM makes every layer causal
     assert written["aux_hidden_state_layer_ids"] == [layer + 1 for layer in config.hidden_layers]
 
     prompt, settings, drafts = tokens(6).tolist() * 2, DecodingSettings(24), []

@@ -85,7 +85,7 @@ def checkpoint_config(config: ReuseConfig) -> dict[str, Any]:
         "block_size": config.block + 1,
         "mask_token_id": config.mask_token,
         "sample_from_anchor": False,
-        "sliding_window_non_causal": False,
+        "sliding_window_non_causal": True,  # no layer has a window, but vLLM takes it for every layer
         "draft_vocab_size": config.logits,
         "tie_word_embeddings": False,
         "transformer_layer_config": {
