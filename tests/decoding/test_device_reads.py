@@ -90,8 +90,7 @@ def drafter_on(target_engine: str, device: str = "cuda:0", sampling: Sampling | 
     return LanguageModelDrafter(model(target_engine, 1, device), sampling=sampling, generator=torch.Generator())
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("engine", ["static", "lean"])
+@pytest.mark.parametrize(("engine", "sampling"), [("static", GREEDY), ("static", SAMPLED), ("lean", GREEDY)])
 def test_one_read_a_step_where_no_policy_looks(gpu: FakeCuda, engine: str, sampling: Sampling) -> None:
     drafter = drafter_on(engine, sampling=sampling)
     launches, reads, waits = per_step(gpu, model(engine), drafter, FixedLength(GAMMA), sampling)
@@ -128,8 +127,7 @@ def test_a_batch_waits_as_often_as_one_request(gpu: FakeCuda, monkeypatch: pytes
     assert counts.captures > 0
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("reads", [NO_SIGNALS, OF_DRAFTED_TOKENS], ids=["no signals", "signals"])
+@pytest.mark.parametrize(("reads", "sampling"), [(NO_SIGNALS, SAMPLED), (OF_DRAFTED_TOKENS, GREEDY)])
 def test_the_draft_may_live_on_another_gpu(gpu: FakeCuda, reads: Reads, sampling: Sampling) -> None:
     drafter = drafter_on("auto", "cuda:1", sampling)
     assert drafter.model.spec.device == torch.device("cuda:1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import random
 
 import pytest
@@ -19,12 +20,14 @@ from draftgauge.policies.base import Extends, Signal
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import POLICIES, make_policy
 from linear_costs import LinearCosts
-from tiny import ATTENTION, noisy, tiny_model, tokens
+from tiny import noisy, tiny_model, tokens
 
 GAMMA_MAX = 8
 ENGINES = [(engine, family) for engine in ("lean", "static") for family in ("qwen3", "llama", "mistral")]
 ENGINES += [("lean", "mistral-sliding"), ("static", "qwen3-sliding"), ("static", "gemma2"), ("lean", "gemma3")]
 ENGINES += [("modules", family) for family in ("qwen3", "llama", "mistral-sliding", "gemma", "gemma2", "gemma3")]
+ARCHITECTURES = [(*pair, "gqa") for pair in ENGINES]
+ARCHITECTURES += itertools.product(("lean", "static", "modules"), ["qwen3"], ("mha", "mqa"))
 SETTINGS = DecodingSettings(16)
 DRAFTERS = {  # and what they draft for
     "the target itself": ("lean", "qwen3", "gqa"),
@@ -118,8 +121,7 @@ class UnreliableOracle:
         self._position += len(tokens)
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize(("engine", "family"), ENGINES)
+@pytest.mark.parametrize(("engine", "family", "attention"), ARCHITECTURES)
 def test_every_architecture(engine, family, attention):
     model = (engine, family, attention)
     expected = plain_output(*model)

@@ -63,10 +63,7 @@ def assert_same_drafts(fast: DenseDrafts, slow: DenseDrafts) -> None:
 
 @pytest.mark.parametrize(
     ("family", "engine"),
-    [
-        *((family, engine) for family in ("qwen3", "llama") for engine in ("lean", "static", "modules")),
-        ("bloom", "auto"),
-    ],
+    [("qwen3", "lean"), ("qwen3", "static"), ("qwen3", "modules"), ("llama", "static"), ("bloom", "auto")],
 )
 def test_all_positions_together_are_as_one_by_one(family: str, engine: str) -> None:
     target, draft = related_pair(family, engine, noise=0.05)

@@ -126,10 +126,12 @@ def serve(
     return everything
 
 
-@pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize(
-    "policy",
-    ["fixed:3", "hf-confidence:threshold=0.3", "lookup:least=1,tokens=5", "two-source", "lookup-else-stopping:least=1"],
+    ("policy", "together"),
+    [
+        *(("fixed:3", 1), ("fixed:3", 3), ("hf-confidence:threshold=0.3", 3), ("lookup:least=1,tokens=5", 3)),
+        *(("two-source", 1), ("two-source", 3), ("lookup-else-stopping:least=1", 3)),
+    ],
 )
 def test_outputs_are_plain_and_counts_are_those_of_live_decoding(
     folders: dict[str, Path], policy: str, together: int, tmp_path: Path
