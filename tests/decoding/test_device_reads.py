@@ -64,9 +64,10 @@ def per_step(
 ) -> tuple[float, ...]:
     """Launches, reads and uploads that wait, of one step: the mean over those in the middle of an output.
 
-    What is read from a fake GPU is ones, so greedily nearly all that is drafted is accepted.
+    What is read from a fake GPU is ones, so greedily nearly all that is drafted is accepted, and one token sampled.
     """
-    settings, generator = DecodingSettings(STEPS * (1 if drafter is None else GAMMA + 1), sampling), torch.Generator()
+    committed_at_once = 1 if drafter is None else GAMMA + 1 if sampling.greedy else 2
+    settings, generator = DecodingSettings(STEPS * committed_at_once, sampling), torch.Generator()
     seen: list[tuple[int, int, int, int]] = []
 
     def committed(*_: object) -> None:
