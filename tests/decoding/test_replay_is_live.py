@@ -109,7 +109,7 @@ def measured(machine: Machine) -> tuple[CachedModel, TimedSignals, CostCurve]:
     draft = TimedPasses(wrap(tiny_model(seed=1, num_hidden_layers=1)), machine, (0.0, 2.0, 3.0))
     drafter = TimedSignals(draft)
     drafter.machine = machine
-    plan = MeterPlan(tokens(60, seed=1).tolist(), (30, 90), gamma_max=GAMMA_MAX, seconds=30_000.0)
+    plan = MeterPlan(tokens(60, seed=1).tolist(), (30, 90), gamma_max=GAMMA_MAX, seconds=10_000.0)
     return target, drafter, measure_costs(target, drafter, plan, np.random.default_rng(0))
 
 
