@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest, ModelEntry, PromptsEntry
 from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.sampled import drawn
 from draftgauge.traces.shards import read_shard, shard_paths
 from draftgauge.traces.trace import PromptInfo, Trace
 
@@ -134,6 +137,15 @@ def sampled_records(seed: int, prompts: int, length: int, gamma_max: int) -> lis
 def sampled_trace(seed: int, prompts: int, length: int, gamma_max: int) -> Trace:
     """A whole trace of :func:`sampled_records`."""
     return make_trace(sampled_records(seed, prompts, length, gamma_max), max_new_tokens=length)
+
+
+def coin_walks(trace: Trace) -> Iterator[tuple[float, Trace]]:
+    """Every trace that could be drawn from a trace of few positions, with its chance: first all refused, last none."""
+    assert trace.sampled is not None
+    survival = np.nan_to_num(trace.sampled.survival.astype(np.float64))
+    for coins in product((0, 1), repeat=trace.positions):
+        sure = replace(trace.sampled, survival=np.array(coins, np.float32))
+        yield float(np.where(coins, survival, 1 - survival).prod()), drawn(replace(trace, sampled=sure))
 
 
 def synthetic_manifest(count: int, gamma_max: int, max_new_tokens: int, **changes: Any) -> Manifest:

@@ -20,13 +20,14 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.cumulative_confidence import CumulativeConfidence
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
-from draftgauge.replaying.expectation import lengths_by_refusal
+from draftgauge.replaying.rows import signal_arrays
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import drawn, path_chances, reach_chances
 from draftgauge.verification import Sampling, probabilities
 from markov import Enumerator, MarkovModel
+from synthetic import coin_walks
 from tiny import tiny_model, tiny_tokenizer, tokens
 
 UNUSED = torch.Generator()  # the enumerator draws instead
@@ -70,10 +71,11 @@ class Pair:
 
     def replay(self, policies: Sequence[Policy], gamma_max: int) -> tuple[tuple[int, ...], Figures]:
         record = self.record(gamma_max)
-        trace = make_trace([record], self.settings.max_new_tokens)
-        outcomes = [replay(trace, policy) for policy in policies]
-        figures = (float(figure[0]) for o in outcomes for figure in (o.steps, o.drafted, o.accepted))
-        return tuple(record.token.tolist()), tuple(figures)
+        figures = np.zeros((len(policies), 3))
+        for chance, walk in coin_walks(make_trace([record], self.settings.max_new_tokens)):
+            outcomes = [replay(walk, policy) for policy in policies]
+            figures += chance * np.array([(o.steps[0], o.drafted[0], o.accepted[0]) for o in outcomes])
+        return tuple(record.token.tolist()), tuple(figures.flatten().tolist())
 
     def live(self, policy: Policy, generator: torch.Generator = UNUSED) -> tuple[tuple[int, ...], Figures]:
         out = speculative_decode(self.target, self.drafter(generator), policy, self.prompt, self.settings, generator)
@@ -127,8 +129,12 @@ def test_how_far_one_drafts_depends_on_refused_tokens(policy: str) -> None:
     """Or the test above would say nothing of the refused drafts."""
     pair, gamma = CASES["long drafts, short draft context"]
     traces = [make_trace([pair.record(gamma, torch.Generator().manual_seed(seed))], 4) for seed in range(30)]
-    lengths = np.concatenate([lengths_by_refusal(trace, POLICIES[policy](gamma))[:1] for trace in traces])
-    assert (lengths[:, 0] != lengths[:, -1]).any()
+    found = set()
+    for trace in traces:
+        chosen = POLICIES[policy](gamma)
+        refused, *_, whole = (chosen.lengths(signal_arrays(walk, chosen.reads))[0] for _, walk in coin_walks(trace))
+        found.add(refused == whole)
+    assert False in found
 
 
 def test_products_of_acceptances_along_the_output_are_biased(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,8 @@ class SignalArrays:
 
 @runtime_checkable
 class StatelessPolicy(Policy, Protocol):
-    """A policy that decides by the signals of the step alone, so that all positions can be decided at once: tuning
-    replays it at dozens of settings, and on traces of sampled decoding its replay is an exact expectation.
+    """A policy that decides by the signals of the step alone, so that all positions can be decided at once:
+    tuning replays it at dozens of settings.
     """
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:

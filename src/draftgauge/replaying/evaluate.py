@@ -127,7 +127,7 @@ def evaluate(
                 sum_by_prompt(numbers, values[mask])
                 for values in (outcome.committed, outcome.seconds, fixed.committed, fixed.seconds, plain)
             )
-            steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # or expectations
+            steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # or means over walks
             accepted, text = float(outcome.accepted[mask].sum()), float(outcome.accepted_text[mask].sum())
             proposed = drafted + (outcome.appended - outcome.dropped)[mask].sum().item()
             gain = paired_gain(tokens, seconds, fixed_tokens, fixed_seconds, resamples=resamples)

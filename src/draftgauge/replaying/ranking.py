@@ -34,7 +34,7 @@ class Ranked(NamedTuple):
     costs: CostCurve
     tokens: NDArray[np.int64]
     seconds: NDArray[np.float64]
-    steps: NDArray[np.int64] | NDArray[np.float64]  # expectations of sampled traces
+    steps: NDArray[np.int64] | NDArray[np.float64]  # means of sampled traces
 
     @property
     def speed(self) -> float:

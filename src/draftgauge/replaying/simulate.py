@@ -3,9 +3,8 @@
 Greedy output does not depend on how far one drafts, and drafters start from the committed text at every step. So a
 dense trace holds the outcome of every step that any policy could take, and the replay is exact.
 
-A trace of sampled decoding holds chances in place of outcomes. There the replay is what decoding takes on average given
-the outputs: exact (:mod:`draftgauge.replaying.expectation`) for policies that look at the step alone, and else the mean
-over walks drawn from those chances.
+A trace of sampled decoding holds chances in place of outcomes. There the replay is the mean over walks drawn from them,
+which estimates what decoding takes on average given the outputs; all policies walk by the same draws.
 """
 
 from __future__ import annotations
@@ -22,18 +21,10 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import DropsLast, Extends, Policy, StatelessPolicy, reads_of
 from draftgauge.replaying.asking import prompt_steps
-from draftgauge.replaying.expectation import expected_catch_up, expected_steps, lengths_by_refusal
-from draftgauge.replaying.rows import (
-    context_lengths,
-    draft_caps,
-    draft_room,
-    prompt_of_rows,
-    signal_arrays,
-    sum_by_prompt,
-)
+from draftgauge.replaying.rows import context_lengths, draft_caps, signal_arrays, sum_by_prompt
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.sampled import drawn, draws
+from draftgauge.traces.sampled import draws
 from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
@@ -66,7 +57,7 @@ class Replay:
     """What a policy did on a trace, by prompt (arrays ``[prompts]``, in the order of ``trace.prompts``) and in total.
 
     Token counts are as in :class:`~draftgauge.policies.base.Step`, ``seconds`` modelled (NaN without a cost curve). On
-    a trace of sampled decoding these are expectations, in float64, and ``record`` is one walk.
+    a trace of sampled decoding these are means over walks, in float64, and ``record`` is the first.
     """
 
     steps: Ints | Floats
@@ -107,21 +98,19 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
             f"policy {type(policy).__name__} appends tokens that it looks up in the text, and a trace of sampled "
             "decoding does not hold the target's chances of those: replay it on a greedy trace, or run it live"
         )
+    if trace.sampled is not None:
+        return mean_of([_replay(walk, deepcopy(policy), costs, greedy=False) for walk in draws(trace)])
+    return _replay(trace, policy, costs, greedy=True)
+
+
+def _replay(trace: Trace, policy: Policy, costs: CostCurve | None, greedy: bool) -> Replay:
     reads = reads_of(policy)
     if isinstance(policy, StatelessPolicy) and not isinstance(policy, DropsLast | Extends):
-        if trace.sampled is not None:
-            return _expected(trace, lengths_by_refusal(trace, policy), costs, reads)
         return replay_lengths(trace, policy.lengths(signal_arrays(trace, reads)), costs, reads)
-    if trace.sampled is not None:
-        return mean_of([_asked(walk, deepcopy(policy), costs, greedy=False) for walk in draws(trace)])
-    return _asked(trace, policy, costs, greedy=True)
-
-
-def _asked(trace: Trace, policy: Policy, costs: CostCurve | None, greedy: bool) -> Replay:
     caps = draft_caps(trace)
     prompts = range(len(trace.prompts))
     steps = [step for prompt in prompts for step in prompt_steps(trace, prompt, caps, policy, greedy)]
-    return walked(trace, Walk.of(steps), costs, reads_of(policy))
+    return walked(trace, Walk.of(steps), costs, reads)
 
 
 def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Replay]:
@@ -133,7 +122,7 @@ def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, 
     """Replay with the draft length wanted at every position, ``[positions]``, given beforehand; ``reads`` are the
     signals that finding them takes."""
     if trace.sampled is not None:
-        return _expected(trace, lengths[:, None], costs, reads)
+        return mean_of([replay_lengths(walk, lengths, costs, reads) for walk in draws(trace)])
     drafted = np.clip(lengths, 0, draft_caps(trace))
     accepted = np.minimum(drafted, trace.accepted).astype(np.int64)
     next_row = (np.arange(trace.positions) + np.minimum(accepted + 1, remaining_rows(trace.offsets))).tolist()
@@ -152,23 +141,6 @@ def mean_of(outcomes: Sequence[Replay]) -> Replay:
     names = ("steps", "drafted", "accepted", "seconds")
     means: dict[str, Any] = {name: np.mean([getattr(outcome, name) for outcome in outcomes], axis=0) for name in names}
     return replace(outcomes[0], **means)
-
-
-def _expected(trace: Trace, lengths: Ints, costs: CostCurve | None, reads: Reads) -> Replay:
-    """The expectation over all walks; lengths by position and refusal ``[P, G + 1]``, or by position ``[P, 1]``."""
-    steps = expected_steps(trace, lengths, draft_room(trace))
-    weight, prompt, count = steps.occupancy, prompt_of_rows(trace), len(trace.prompts)
-    seconds = np.full(trace.positions, np.nan)
-    if costs is not None:
-        each = costs.step_seconds(steps.drafted, context_lengths(trace)[:, None], reads)
-        seconds = weight * (steps.accepted * each).sum(axis=1) + expected_catch_up(trace, steps, costs)
-    return replace(
-        replay_lengths(drawn(trace), lengths[:, -1], costs, reads),
-        steps=sum_by_prompt(prompt, weight, count),
-        drafted=sum_by_prompt(prompt, weight * (steps.accepted * steps.drafted).sum(axis=1), count),
-        accepted=sum_by_prompt(prompt, weight * (steps.accepted @ np.arange(trace.gamma_max + 1)), count),
-        seconds=sum_by_prompt(prompt, seconds, count),
-    )
 
 
 class Walk(NamedTuple):

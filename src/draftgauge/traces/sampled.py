@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from draftgauge.core.seeds import generator
 from draftgauge.traces.trace import PromptInfo, SampledDrafts, Trace
 
-DRAWS = 16  # that an average is taken over where no exact expectation is known
+DRAWS = 16  # that an average is taken over
 
 SIGNALS = ("confidence", "entropy", "margin")
 
@@ -96,25 +96,6 @@ def draw_rows(
     return columns | {"drafted": drafted, "accepted": accepted, "draft_token": draft_token}
 
 
-def refused_signals(trace: Trace, depth: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Confidence, entropy and margin ``[P, G]`` of the draft from every position whose token at ``depth`` is the first
-    refused one.
-
-    At ``gamma_max`` these are the signals of a draft that is accepted whole. NaN past the end of the output.
-    """
-    assert trace.sampled is not None
-    first, tail = depth - 1, trace.gamma_max - depth  # columns before the refused token, and after it
-    refused = np.minimum(np.arange(trace.positions) + first, trace.positions - 1)
-    inside = _inside(trace.offsets, trace.gamma_max)[:, first]
-
-    def follow(values: NDArray[np.float32]) -> NDArray[np.float32]:
-        path = along_path(values[:, 0], trace.offsets, depth)
-        after = np.where(inside[:, None], values[refused, 1 : tail + 1], np.nan)
-        return np.concatenate([path, after], axis=1, dtype=np.float32)
-
-    return follow(trace.sampled.confidence), follow(trace.sampled.entropy), follow(trace.sampled.margin)
-
-
 def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) -> NDArray[Any]:
     """``[P]`` values to ``[P, depths]``: row ``s`` holds those of ``s, s + 1, ...``, NaN past the prompt's end."""
     padded = np.concatenate([values, np.full(depths, np.nan, values.dtype)])
@@ -143,18 +124,6 @@ def reach_chances(trace: Trace) -> NDArray[np.float64]:
     assert trace.sampled is not None
     survival = np.nan_to_num(along_path(trace.sampled.survival.astype(np.float64), trace.offsets, trace.gamma_max))
     return np.concatenate([np.ones((trace.positions, 1)), np.cumprod(survival, axis=1)], axis=1)
-
-
-def refused_lengths(trace: Trace) -> NDArray[np.int64]:
-    """``[P]`` tokens of the refused draft of every position, 0 where nothing could be drafted."""
-    assert trace.sampled is not None
-    lengths: NDArray[np.int64] = (trace.sampled.draft_token >= 0).sum(axis=1, dtype=np.int64)
-    return lengths
-
-
-def path_lengths(trace: Trace) -> NDArray[np.int64]:
-    """``[P]`` most tokens of a draft that is accepted whole: up to the end of the output and the draft's context."""
-    return _next_true(refused_lengths(trace) == 0, trace.offsets) - np.arange(trace.positions)
 
 
 def _inside(offsets: NDArray[np.int64], depths: int) -> NDArray[np.bool_]:
