@@ -16,7 +16,6 @@ from written_runs import write_records
 
 GAMMA_MAX = 6
 LENGTH = 40
-PIECES = ("<script>", "&amp;", "\n", "  ", '"quoted"', "def ", "é", "\n\n")
 
 
 def make_costs(compression: str, verify: float, growth: float, draft: float, gamma_max: int = GAMMA_MAX) -> CostCurve:
@@ -32,17 +31,13 @@ def make_costs(compression: str, verify: float, growth: float, draft: float, gam
 def write_run(
     folder: Path, costs: CostCurve, seed: int, prompts: int = 9, length: int = LENGTH, tasks: tuple[str, ...] = ()
 ) -> Path:
-    """A complete run folder; some tokens are pieces that HTML would take for its own.
-
-    ``tasks`` replaces the tasks of the prompts.
-    """
+    """A complete run folder; ``tasks`` replaces the tasks of the prompts."""
     manifest = synthetic_manifest(prompts, costs.gamma_max, length)
     manifest = replace(manifest, target=replace(manifest.target, compression=costs.compression))
     records = []
     for record in synthetic_records(seed, prompts, length, costs.gamma_max):
-        text = [PIECES[token] if token < len(PIECES) else f"t{token} " for token in record.token]
         info = replace(record.info, task=tasks[record.info.index % len(tasks)]) if tasks else record.info
-        records.append(replace(record, text=text, info=info))
+        records.append(replace(record, info=info))
     write_records(folder, manifest, records, costs)
     return folder
 

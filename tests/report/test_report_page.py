@@ -24,7 +24,6 @@ from draftgauge.reporting.style import COLOURS, signed
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
-from synthetic import texts_of
 
 RANKED = Path(__file__).parents[2] / "docs" / "results" / "rank-qwen.json"
 FETCHING = ("src", "href", "xlink:href", "srcset", "action", "data", "poster", "background")
@@ -32,14 +31,13 @@ FETCHING = ("src", "href", "xlink:href", "srcset", "action", "data", "poster", "
 
 @dataclass
 class Page(HTMLParser):
-    """What a browser would see: tags, attributes, table cells, the text of timelines."""
+    """What a browser would see: tags, attributes, table cells."""
 
     html: str
     tags: Counter = field(default_factory=Counter)
     attributes: list[tuple[str, str]] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
-    timelines: list[str] = field(default_factory=list)
-    _open: str = ""
+    _in_cell: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -52,20 +50,15 @@ class Page(HTMLParser):
             self.rows.append([])
         elif tag in ("td", "th") and self.rows:
             self.rows[-1].append("")
-            self._open = "cell"
-        elif tag == "pre":
-            self.timelines.append("")
-            self._open = "pre"
+            self._in_cell = True
 
     def handle_endtag(self, tag) -> None:
-        if tag in ("td", "th", "pre"):
-            self._open = ""
+        if tag in ("td", "th"):
+            self._in_cell = False
 
     def handle_data(self, data) -> None:
-        if self._open == "cell":
+        if self._in_cell:
             self.rows[-1][-1] += data
-        elif self._open == "pre":
-            self.timelines[-1] += data
 
     @property
     def ids(self) -> list[str]:
@@ -103,7 +96,7 @@ def page(html) -> Page:
 
 
 def test_every_section_is_there(page, html):
-    assert {"advice", "acceptance", "speed", "cost", "policies", "timelines", "made"} <= set(page.ids)
+    assert {"advice", "acceptance", "speed", "cost", "policies", "made"} <= set(page.ids)
     assert {value for name, value in page.attributes if name == "href" and not value.startswith("#acc")} >= {
         "#advice",
         "#speed",
@@ -222,22 +215,12 @@ def test_the_band_of_a_step_is_that_of_its_measurement(single_run, tmp_path):
     assert "step of n, context 128" in known
 
 
-def test_timelines_are_the_output_text(page, runs):
-    outputs = [("".join(texts_of(run, info.index)), info) for run in runs for info in read_trace(run).prompts]
-    assert len(page.timelines) == 2 * 2 * 2  # two prompts of two tasks of two compressions
-    for text in page.timelines:
-        assert any(output == text for output, _ in outputs)
-    assert any("<script>" in text for text in page.timelines)
-    assert any("  " in text and "\n\n" in text for text in page.timelines)
-
-
 def test_one_run_without_measurements(single_run, tmp_path):
     html = write_report(single_run, tmp_path / "report.html").read_text(encoding="utf-8")
     page = Page(html)
     assert "live tokens/s" not in html
     assert "task by task" not in html
     assert page.rows
-    assert len(page.timelines) == 1
     assert "Not known yet: 1 of at least 8 prompts" in html
 
 

@@ -34,13 +34,11 @@ from draftgauge.reporting.layout import (
 from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
-from draftgauge.reporting.timeline import KINDS, Timeline, replay_timeline, representative_prompts
 from draftgauge.serving.engines import ENGINES, deployment_of, setting_length
 from draftgauge.traces.manifest import COSTS_NAME, ModelEntry
 
 TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known
-TIMELINES = 4  # of one compression
 BUNDLED = "reference"
 PLAIN, BOUND, LIVE = Series("muted", (1.2, 1.8)), Series("green", (6, 2)), Series("vermillion", (), "D")
 MODELLED, RULES, STEP = Series("blue", (), "o"), Series("purple", (), "s"), Series("ink")
@@ -76,7 +74,6 @@ def render(
         raise TraceError(f"two of the runs have the same compression ({', '.join(names)}); give one run for each")
     lengths = sorted({best_length(run.fixed(), 1) for run in runs})
     judged = dict.fromkeys(row["policy"] for run in runs for row in policy_rows(run, ALL_TASKS, lengths))
-    timelines = [(run.name, _timelines(run)) for run in runs]
     facts = [_facts(run) for run in runs]
     shared = tuple(fact for fact in facts[0] if all(fact in own for own in facts))
     values = {
@@ -100,8 +97,6 @@ def render(
         "tables": [(run.name, [policy_table(run, task, lengths) for task in run.tasks]) for run in runs],
         "meanings": [(_title(policy), text) for policy in judged if (text := describe(policy))],
         "has_live": any("live_ratio" in row for run in runs for row in run.rows.values()),
-        "timelines": timelines,
-        "kinds": {kind: text for kind, text in KINDS.items() if kind in _kinds(timelines)},
         "facts": (*report_facts(command), *shared),
         "own_facts": [
             (run.name, own)
@@ -239,17 +234,6 @@ def _cost_chart(run: Run) -> Markup:
     step = f"step of n, context {cost.contexts[middle]}"
     lines.append(Line(step, range(1, 1 + len(whole)), whole, whole * (1 - apart), whole * (1 + apart), style=STEP))
     return line_chart(f"cost-{run.name}", Axes("tokens, k or n", "milliseconds", (0, None)), lines)
-
-
-def _timelines(run: Run) -> list[Timeline]:
-    tasks = {info.task for info in run.trace.prompts}
-    texts, gamma = run.texts(), best_length(run.fixed(), 1)
-    chosen = representative_prompts(run.trace, per_task=2 if 2 * len(tasks) <= TIMELINES else 1)
-    return [replay_timeline(run.trace, prompt, gamma, texts) for prompt in chosen]
-
-
-def _kinds(timelines: Sequence[tuple[str, Sequence[Timeline]]]) -> set[str]:
-    return {token.kind for _, lines in timelines for line in lines for step in line.steps for token in step}
 
 
 def _facts(run: Run) -> Facts:

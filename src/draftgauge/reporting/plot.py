@@ -11,11 +11,11 @@ from matplotlib import pyplot
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS
 from draftgauge.reporting.style import LIGHT
-from draftgauge.reporting.timeline import KINDS, replay_timeline
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-COLOURS = dict(zip(KINDS, ("green", "vermillion", "blue", "muted"), strict=True))
+KINDS = {"accepted": "green", "corrected": "vermillion", "bonus": "blue", "plain": "muted"}  # of tokens, by colour
+TOKENS_SHOWN = 160
 
 
 def speed(rows: Sequence[Mapping[str, Any]], task: str = ALL_TASKS, axes: Any = None) -> Any:
@@ -58,13 +58,19 @@ def costs(curve: CostCurve, axes: Any = None) -> Any:
 
 def timeline(trace: Trace, prompt: int = 0, gamma: int = 4, axes: Any = None) -> Any:
     """How the start of one output comes about in steps of ``gamma`` drafted tokens: a bar a step, a block a token."""
-    steps = replay_timeline(trace, prompt, gamma, [""] * trace.positions).steps
     axes = axes or pyplot.subplots(figsize=(8, 2))[1]
-    for number, step in enumerate(steps):
-        for height, token in enumerate(step):
-            axes.bar(number, 1, bottom=height, color=LIGHT[COLOURS[token.kind]])
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=LIGHT[colour]) for colour in COLOURS.values()]
-    axes.legend(handles, COLOURS, ncols=len(COLOURS), fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
+    start, end = trace.offsets[prompt : prompt + 2].tolist()
+    row, number = start, 0
+    while row < end and row - start < TOKENS_SHOWN:
+        drafted = min(gamma, int(trace.drafted[row]), trace.max_new_tokens - (row - start) - 1)
+        accepted = min(drafted, int(trace.accepted[row]))
+        own = "plain" if drafted == 0 else "bonus" if accepted == drafted else "corrected"
+        step = ["accepted"] * accepted + [own] * (row + accepted < end)  # else the output ends with a drafted token
+        for height, kind in enumerate(step):
+            axes.bar(number, 1, bottom=height, color=LIGHT[KINDS[kind]])
+        row, number = row + len(step), number + 1
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=LIGHT[colour]) for colour in KINDS.values()]
+    axes.legend(handles, KINDS, ncols=len(KINDS), fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
     axes.set_xlabel("step")
     axes.set_ylabel("tokens")
     return axes

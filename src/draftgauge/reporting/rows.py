@@ -30,7 +30,6 @@ from draftgauge.replaying.splits import Design
 from draftgauge.replaying.verdict import Verdict, verdict_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.shards import read_shard, shard_paths
 from draftgauge.traces.trace import Trace
 
 Row = dict[str, Any]
@@ -80,16 +79,6 @@ class Run:
 
     def fixed(self, task: str = ALL_TASKS) -> list[Row]:
         return [self.rows[task, fixed_name(gamma)] for gamma in range(self.trace.gamma_max + 1)]
-
-    def texts(self) -> list[str]:
-        """The decoded piece of every row of the trace."""
-        pieces: dict[int, list[str]] = {info.index: [] for info in self.trace.prompts}
-        for path in shard_paths(self.folder):
-            table = read_shard(path, self.manifest.fingerprint()).table
-            for index, text in zip(table["prompt_index"].to_pylist(), table["text"].to_pylist(), strict=True):
-                if index in pieces:
-                    pieces[index].append(text)
-        return [piece for info in self.trace.prompts for piece in pieces[info.index]]
 
 
 def describe(policy: str) -> str:

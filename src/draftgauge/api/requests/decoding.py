@@ -249,7 +249,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """Write one HTML file, which works offline: acceptance, speed by draft length, costs, gains by task, timelines."""
+    """Write one HTML file, which works offline: acceptance, speed by draft length, costs, gains by task."""
 
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
     out: Path | None = option(None, help="the file to write; report.html in the folder if left out.")
