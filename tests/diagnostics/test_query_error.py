@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.diagnostics.bottlenecks import QueryErrors
-from draftgauge.diagnostics.query_error import _Attended, _prefix_share, prefix_attention, query_errors
+from draftgauge.diagnostics.query_error import _Attended, _prefix_share, query_errors
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse import blockwise
 from draftgauge.drafters.reuse.blockwise import BlockNet
@@ -122,14 +122,3 @@ def test_the_prefix_has_its_share_of_one_softmax_over_all_keys() -> None:
         all_keys = torch.cat((keys[0, 0, :seen], states[0, 0, :seen], drafted[0, 0, row]))
         weights = (all_keys @ queries[0, 0, row] / 2).softmax(0)
         assert float(share[row]) == pytest.approx(float(weights[:seen].sum()), rel=1e-5)
-
-
-def test_attention_over_the_prefix_is_what_the_errors_are_measured_on() -> None:
-    model = wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=6, pad_token_id=None), "auto")
-    (text, *_), net = texts(model), knowing_net(model)
-    own, true = prefix_attention(net, model.module, text, depth=1)
-    anchors = own.shape[1]
-    assert own.shape == true.shape == (net.config.chain_query_heads, anchors, anchors)
-    assert own.sum(-1) == pytest.approx(np.ones(own.shape[:2]), abs=1e-5)
-    assert not np.triu(own, 1).any()
-    assert own == pytest.approx(true, abs=1e-4)

@@ -77,22 +77,6 @@ def query_errors(
     return _Comparison(net, module, texts, depths).run()
 
 
-@torch.inference_mode()
-def prefix_attention(
-    net: ReuseNet, module: PreTrainedModel, text: HeldOutText, depth: int = 0
-) -> tuple[Floats, Floats]:
-    """What the heads of a drafter's first layer, token by token, attend to of the text before each of its ``A``
-    anchors, and what the target head nearest to each will: both ``[J, A, A]``, every row a distribution.
-    """
-    compared = _Comparison(net, module, [text], depth + 1)
-    heads, slots = compared.pairing()[0]
-    (seen,) = compared.batches()
-    attended = next(each for layer, at, each in compared.unrolled(seen) if (layer, at) == (0, depth))
-    pairs = enumerate(slots.tolist())
-    true = [compared.true_weights(seen, slot, depth, attended)[0, heads[head, slot]] for head, slot in pairs]
-    return _own_weights(attended)[0].numpy(force=True), torch.stack(true).numpy(force=True)
-
-
 class _Comparison:
     def __init__(self, net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int) -> None:
         self.net, self.module, self.texts, self.depths = net, module, texts, depths
