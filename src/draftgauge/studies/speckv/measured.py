@@ -1,5 +1,5 @@
-"""What the records measured: tokens per step and per second at each draft length, and the cost of a step that follows
-from them, with intervals by resampling the 20 prompts."""
+"""What the records measured: tokens per step and per second at each draft length, with intervals by resampling the 20
+prompts, and the cost of a step that follows from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, Comparison, draw_counts
+from draftgauge.statistics.bootstrap import Comparison
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, of_compression
 
@@ -89,30 +89,16 @@ def cost_rows(records: Records) -> Rows:
     rows: Rows = []
     for compression, name in enumerate(COMPRESSIONS):
         chosen = records.runs.compression == compression
-        seconds, prompt = records.runs.seconds[chosen], records.runs.prompt[chosen]
+        seconds = records.runs.seconds[chosen]
         counts = np.column_stack([records.runs.steps[chosen], records.runs.drafted[chosen]]).astype(np.float64)
-        relative = counts / seconds[:, None]  # weights 1 / seconds: what is fitted to is 1 everywhere
-        # A resample is how often each prompt counts, so it needs only the normal equations of each prompt.
-        left, right = np.zeros((records.prompts, 2, 2)), np.zeros((records.prompts, 2))
-        np.add.at(left, prompt, relative[:, :, None] * relative[:, None, :])
-        np.add.at(right, prompt, relative)
-        drawn = draw_counts(records.prompts, RESAMPLES)
-        resampled = np.linalg.solve(np.einsum("rp,pij->rij", drawn, left), (drawn @ right)[:, :, None])[:, :, 0]
-        verify, draft = np.linalg.solve(left.sum(axis=0), right.sum(axis=0))
-        (verify_low, draft_low), (verify_high, draft_high) = np.quantile(
-            resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0
-        )
+        verify, draft = np.linalg.lstsq(counts / seconds[:, None], np.ones(len(seconds)))[0]
         errors = counts @ [verify, draft] - seconds
         rows.append(
             {
                 "finding": "cost",
                 "compression": name,
                 "draft_ms": 1e3 * draft,
-                "draft_ms_low": 1e3 * draft_low,
-                "draft_ms_high": 1e3 * draft_high,
                 "verify_ms": 1e3 * verify,
-                "verify_ms_low": 1e3 * verify_low,
-                "verify_ms_high": 1e3 * verify_high,
                 "cost_ratio": draft / verify,
                 "residual_percent": 100 * float(np.sqrt(np.mean((errors / seconds) ** 2))),
                 "worst_residual_percent": 100 * float(np.abs(errors / seconds).max()),
