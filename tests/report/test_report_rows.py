@@ -115,7 +115,6 @@ def test_fitted_policies_go_by_their_file(read, tmp_path, monkeypatch):
     found = judge_run(run.folder, run.cost, design_of(run.trace), {spec: make_policy(spec, 6, run.cost)})
     assert any(line[0] == "mine" for line in policy_table(found, ALL_TASKS, [1]).lines)
     assert "fitted on 1 prompts" in describe(spec)
-    assert describe("hf-confidence:adaptive=true") != describe("hf-confidence:threshold=0.3")
 
 
 def test_the_best_policy_is_marked_and_the_bound_is_not(read):

@@ -93,8 +93,7 @@ def _cheapest_threshold(matches: Sequence[int], confidences: Sequence[float]) ->
 
 @register_policy(
     "hf-confidence",
-    "drafts on while the drafter's confidence is above a threshold (transformers)",
-    variants={"adaptive=true": "the same, with a threshold that follows what was accepted (transformers' default)"},
+    "drafts on while the drafter's confidence is above a threshold, static or following acceptance (transformers)",
     grid={"threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), "tokens": (2, 3, 4, 6, 8, 20)},
     compared=True,
 )

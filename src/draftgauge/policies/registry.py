@@ -33,7 +33,6 @@ class PolicyEntry:
         factory: its parameters are those of a spec, and ``costs``, which the caller alone gives, as ``gamma_max`` where
             a spec leaves it out.
         description: what it does, in a line.
-        variants: what it does instead where its spec holds a parameter, e.g. ``{"adaptive=true": "..."}``.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
         compared: whether it is included in comparisons that name no policy.
         complexity: how many numbers of it are tuned or fitted; of policies that are level the least complex one is
@@ -42,7 +41,6 @@ class PolicyEntry:
 
     factory: Callable[..., Policy]
     description: str
-    variants: Mapping[str, str]
     grid: Mapping[str, tuple[Any, ...]]
     compared: bool
     complexity: int
@@ -64,7 +62,6 @@ def register_policy(
     name: str,
     description: str,
     *,
-    variants: Mapping[str, str] | None = None,
     grid: Mapping[str, tuple[Any, ...]] | None = None,
     compared: bool = False,
     complexity: int | None = None,
@@ -76,7 +73,7 @@ def register_policy(
     def add(factory: Factory) -> Factory:
         assert name not in POLICIES, f"policy {name} is registered twice"
         numbers = len(grid or {}) if complexity is None else complexity
-        POLICIES[name] = PolicyEntry(factory, description, dict(variants or {}), dict(grid or {}), compared, numbers)
+        POLICIES[name] = PolicyEntry(factory, description, dict(grid or {}), compared, numbers)
         return factory
 
     return add
@@ -108,9 +105,7 @@ def entry_of(spec: str) -> PolicyEntry | None:
 def describe_policy(spec: str) -> str:
     """What the policy of a spec does; empty if none of that name is registered."""
     entry = entry_of(spec)
-    if entry is None:
-        return ""
-    return next((text for key, text in entry.variants.items() if key in spec), entry.description)
+    return "" if entry is None else entry.description
 
 
 def compared_policies() -> tuple[str, ...]:
