@@ -13,7 +13,6 @@ from draftgauge.policies.base import Step
 from draftgauge.replaying.simulate import Replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
-from tiny import tiny_tokenizer
 
 
 def recorded_trace(
@@ -21,7 +20,7 @@ def recorded_trace(
 ) -> Trace:
     plan = RecordingPlan(settings, gamma_max)
     records = [
-        record_prompt(target, drafter, Prompt(n, str(n), "code", "test", ""), prompt, plan, tiny_tokenizer())
+        record_prompt(target, drafter, Prompt(n, str(n), "code", "test", ""), prompt, plan)
         for n, prompt in enumerate(prompts)
     ]
     return make_trace(records, settings.max_new_tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest, ModelEntry, PromptsEntry
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import drawn
-from draftgauge.traces.shards import read_shard, shard_paths
 from draftgauge.traces.trace import PromptInfo, Trace
 
 TASKS = ("code", "math", "chat", "summarization")
@@ -60,7 +58,6 @@ def synthetic_record(
     return PromptRecord(
         info=info,
         token=token,
-        text=[f"t{t} " for t in token],
         target_entropy=rng.exponential(1.0, length).astype(np.float32),
         draft_token=draft_token,
         confidence=signals[0],
@@ -182,10 +179,3 @@ def same_rows(one: Trace, other: Trace) -> bool:
         and getattr(one, name).tobytes() == getattr(other, name).tobytes()
         for name in arrays
     )
-
-
-def texts_of(folder: Path, index: int) -> list[str]:
-    """The decoded pieces of one prompt's output, one a position."""
-    fingerprint = Manifest.load(folder).fingerprint()
-    tables = [read_shard(path, fingerprint).table.select(["prompt_index", "text"]) for path in shard_paths(folder)]
-    return [row["text"] for table in tables for row in table.to_pylist() if row["prompt_index"] == index]

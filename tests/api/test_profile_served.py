@@ -19,16 +19,15 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 from small_profiles import PROMPTS, SMALL, record
-from synthetic import texts_of
 from tiny import tiny_tokenizer
 
 
-def batch_lines(run: Path, trace: Trace, with_tokens: bool) -> list[dict[str, Any]]:
+def batch_lines(trace: Trace, with_tokens: bool) -> list[dict[str, Any]]:
     """What a serving engine would have written of a trace."""
     lines = []
     for number, info in enumerate(trace.prompts):
         tokens = trace.token[trace.offsets[number] : trace.offsets[number + 1]].tolist()
-        message = {"role": "assistant", "content": "".join(texts_of(run, info.index))}
+        message = {"role": "assistant", "content": tiny_tokenizer().decode(tokens, skip_special_tokens=True)}
         choice: dict[str, Any] = {"message": message, "finish_reason": info.finish}
         choice |= {"token_ids": tokens} if with_tokens else {}
         body = {"choices": [choice]}
@@ -45,7 +44,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
 def test_served_answers_give_the_same_trace(
     models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, with_tokens: bool, shards: int
 ) -> None:
-    lines = batch_lines(*whole, with_tokens)
+    lines = batch_lines(whole[1], with_tokens)
     failed = {"custom_id": "p99", "response": None, "error": {"code": "429"}}
     path = write_lines(tmp_path / "answers.jsonl", [*lines, failed])
     trace = record(models, tmp_path / "run", outputs=path, shards=shards)
@@ -62,7 +61,7 @@ def test_served_answers_give_the_same_trace(
 def test_positions_that_are_not_the_target_s_choice_are_flagged(
     models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path
 ) -> None:
-    lines = batch_lines(*whole, True)[:2]
+    lines = batch_lines(whole[1], True)[:2]
     choice = lines[1]["response"]["body"]["choices"][0]
     tokens = choice["token_ids"]
     tokens[-1] = 1 + tokens[-1] % 90
@@ -84,7 +83,7 @@ def test_answers_that_cannot_be_used(models: dict[str, Any], whole: tuple[Path, 
             record(models, tmp_path / match[:12], outputs=path)
 
     def changed(**choice: Any) -> list[dict[str, Any]]:
-        (line,) = batch_lines(*whole, True)[:1]
+        (line,) = batch_lines(whole[1], True)[:1]
         line["response"]["body"]["choices"][0] |= choice
         return [line]
 
@@ -118,7 +117,7 @@ def without_token_ids(choice: dict[str, Any], **message: Any) -> None:
 def test_answers_that_cannot_be_used_are_left_out_and_said(
     models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, shards: int
 ) -> None:
-    lines = batch_lines(*whole, True)
+    lines = batch_lines(whole[1], True)
     choices = [line["response"]["body"]["choices"][0] for line in lines]
     without_token_ids(choices[1], reasoning_content="a long thought")
     without_token_ids(choices[4], reasoning="a long thought")
@@ -143,7 +142,7 @@ def test_answers_that_cannot_be_used_are_left_out_and_said(
 def test_a_run_of_which_answers_were_left_out_goes_on_after_a_stop(
     models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = batch_lines(*whole, True)
+    lines = batch_lines(whole[1], True)
     without_token_ids(lines[3]["response"]["body"]["choices"][0], content=None)
     path, recorded = write_lines(tmp_path / "answers.jsonl", lines), []
     usual = recording.record_answer
@@ -166,7 +165,7 @@ def test_a_run_of_which_answers_were_left_out_goes_on_after_a_stop(
 def test_most_answers_unusable_for_one_reason_are_refused(
     models: dict[str, Any], whole: tuple[Path, Trace], tmp_path: Path
 ) -> None:
-    lines = batch_lines(*whole, True)
+    lines = batch_lines(whole[1], True)
     for line in lines[:6]:
         line["response"]["body"]["choices"][0]["token_ids"] = [5, 6, 7]
     path = write_lines(tmp_path / "answers.jsonl", lines)
@@ -192,7 +191,7 @@ def test_an_answer_that_ends_within_a_character_is_taken_with_all_its_tokens() -
 
 
 def test_an_answer_to_an_id_that_two_prompts_have_is_refused(whole: tuple[Path, Trace], tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "answers.jsonl", batch_lines(*whole, True))
+    path = write_lines(tmp_path / "answers.jsonl", batch_lines(whole[1], True))
     prompts = [(Prompt(0, "p0", "code", "", text="a"), [1]), (Prompt(1, "p0", "math", "", text="b"), [2])]
     with pytest.raises(PromptError, match="answers p0, and several prompts have that id"):
         answered_prompts(path, prompts)

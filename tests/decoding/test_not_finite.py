@@ -18,7 +18,7 @@ from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
 from draftgauge.verification import Sampling
-from tiny import tiny_model, tiny_tokenizer, tokens
+from tiny import tiny_model, tokens
 from wrapped_model import WrappedModel
 
 PROMPT = tokens(10, seed=3).tolist()
@@ -81,15 +81,13 @@ def test_masked_tokens_are_none_of_it() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
 def test_recording(sampling: Sampling) -> None:
-    plan, tokenizer = RecordingPlan(DecodingSettings(8, sampling), 3), tiny_tokenizer()
+    plan = RecordingPlan(DecodingSettings(8, sampling), 3)
     generator, prompt = torch.Generator().manual_seed(0), Prompt(0, "p0", "chat", "test", text="x")
     with pytest.raises(ModelError, match=SAID):
-        record_prompt(target(), drafter(sampling), prompt, PROMPT, plan, tokenizer, generator)
+        record_prompt(target(), drafter(sampling), prompt, PROMPT, plan, generator)
     bad = drafter(sampling, Overflowing(wrap(tiny_model(seed=2)), math.nan, 0))
     with pytest.raises(ModelError, match="the logits of the draft model are NaN or infinite from token 10"):
-        record_prompt(wrap(tiny_model(seed=1)), bad, prompt, PROMPT, plan, tokenizer, generator)
+        record_prompt(wrap(tiny_model(seed=1)), bad, prompt, PROMPT, plan, generator)
     if sampling.greedy:
         with pytest.raises(ModelError, match=r"the logits of the target .* from token 10 of the text on"):
-            record_answer(
-                target(), drafter(sampling), (prompt, PROMPT), Answer([1, 2, 3, 4, 5, 6], "stop"), plan, tokenizer
-            )
+            record_answer(target(), drafter(sampling), (prompt, PROMPT), Answer([1, 2, 3, 4, 5, 6], "stop"), plan)

@@ -28,11 +28,10 @@ from draftgauge.traces.sampled import drawn, path_chances, reach_chances
 from draftgauge.verification import Sampling, probabilities
 from markov import Enumerator, MarkovModel
 from synthetic import coin_walks
-from tiny import tiny_model, tiny_tokenizer, tokens
+from tiny import tiny_model, tokens
 
 UNUSED = torch.Generator()  # the enumerator draws instead
 SOURCE = Prompt(0, "zero", "code", "test", "some text")
-TOKENIZER = tiny_tokenizer(8)
 
 Figures = tuple[float, ...]  # steps, drafted, accepted; of several policies one after the other
 
@@ -65,7 +64,6 @@ class Pair:
             SOURCE,
             self.prompt,
             RecordingPlan(self.settings, gamma_max),
-            TOKENIZER,
             generator,
         )
 
@@ -208,7 +206,7 @@ def test_a_transformer_is_recorded_as_its_passes_say(engine: str) -> None:
     generator, sampling, prompt = torch.Generator().manual_seed(4), Sampling(1.5, top_k=20), tokens(7, seed=2).tolist()
     drafter = LanguageModelDrafter(draft, sampling=sampling, generator=generator)
     settings = DecodingSettings(16, sampling)
-    made = record_prompt(target, drafter, SOURCE, prompt, RecordingPlan(settings, 4), tiny_tokenizer(), generator)
+    made = record_prompt(target, drafter, SOURCE, prompt, RecordingPlan(settings, 4), generator)
     made.validate()
     text = torch.tensor([*prompt, *made.token.tolist()])
     p, q = (probabilities(whole_logits(model, text)[len(prompt) - 1 : -1], sampling) for model in (target, draft))

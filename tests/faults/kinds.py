@@ -29,7 +29,7 @@ from draftgauge.traces.writer import TraceWriter
 from draftgauge.training.checkpoints import LATEST, load_checkpoint, save_checkpoint
 from kvshot_results import cells, study, write_result
 from reuse_nets import net_for
-from synthetic import synthetic_manifest, synthetic_records, texts_of
+from synthetic import synthetic_manifest, synthetic_records
 from tiny import tiny_model
 
 PROMPTS, GAMMA, LENGTH = 5, 4, 12
@@ -83,8 +83,7 @@ def _make_run(folder: Path, seed: int) -> None:
 
 
 def _read_run(folder: Path) -> Any:
-    texts = [texts_of(folder, index) for index in range(PROMPTS)]
-    return read_trace(folder), run_costs(folder), Manifest.load(folder).prompts, texts
+    return read_trace(folder), run_costs(folder), Manifest.load(folder).prompts
 
 
 def _make_datastore(folder: Path, seed: int) -> None:

@@ -38,7 +38,6 @@ def three_tokens(survival: list[float], signals: list[list[float]]) -> Trace:
     record = PromptRecord(
         info=info,
         token=np.array([1, 2, 3], np.int32),
-        text=["a", "b", "c"],
         target_entropy=np.zeros(3, np.float32),
         draft_token=np.full((3, 2), 9, np.int32),
         confidence=wide,

@@ -147,7 +147,7 @@ def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_texts_of_another_tokenizer_do_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_another_tokenizer_do_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
     run, own = tmp_path / "run", replace(MANIFEST, tokenizer=str(tmp_path / "one"))

@@ -25,7 +25,7 @@ from draftgauge.models.lean import most_places
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.spec import UNLIMITED, head_dim, read_configuration
 
-ROW_BYTES = 22  # of a position: token, entropy, accepted, text
+ROW_BYTES = 18  # of a position: its prompt and number, token, entropy, accepted
 DRAFTED_BYTES = 16  # of a drafted token: itself and three signals
 COPIES = 3  # of a chunk of logits: themselves, probabilities, a temporary
 LOGITS_BYTES = 4

@@ -142,10 +142,10 @@ def record_missing(
             drawing = Generator(pair.target.spec.device).manual_seed(seed)
         drafter = pair.drafter(sampling, drawing)
         if answers is None:
-            writer.add(record_prompt(pair.target, drafter, prompt, tokens, plan, pair.tokenizer, drawing))
+            writer.add(record_prompt(pair.target, drafter, prompt, tokens, plan, drawing))
         else:
             answer = answers[prompt.index]
-            record, differs = record_answer(pair.target, drafter, (prompt, tokens), answer, plan, pair.tokenizer)
+            record, differs = record_answer(pair.target, drafter, (prompt, tokens), answer, plan)
             if request.outputs is not None:
                 note_differences(writer.folder, prompt.index, differs, len(answer.tokens))
             writer.add(record)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
-from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
@@ -20,7 +19,6 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import CHUNK, Chances, DenseDrafts, DraftsRefused, draft_everywhere
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
-from draftgauge.models.vocabulary import IncrementalDecoder
 from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.trace import PromptInfo
@@ -60,7 +58,6 @@ def record_prompt(
     prompt: Prompt,
     prompt_tokens: list[int],
     plan: RecordingPlan,
-    tokenizer: PreTrainedTokenizerBase,
     generator: Generator | None = None,
 ) -> PromptRecord:
     """Record one prompt densely.
@@ -95,7 +92,7 @@ def record_prompt(
     else:
         drafts = draft_everywhere(drafter, prompt_tokens, output.tokens, gamma_max, target.spec.vocabulary)
     answer = Answer(output.tokens, output.finish)
-    return _record((prompt, prompt_tokens), answer, behind.cpu().numpy(), drafts, tokenizer, chances)
+    return _record((prompt, prompt_tokens), answer, behind.cpu().numpy(), drafts, chances)
 
 
 @torch.inference_mode()
@@ -105,7 +102,6 @@ def record_answer(
     prompt: tuple[Prompt, list[int]],
     answer: Answer,
     plan: RecordingPlan,
-    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[PromptRecord, tuple[int, ...]]:
     """Record one prompt densely, with an output that is known: the target takes it in in one teacher-forced pass.
 
@@ -129,7 +125,7 @@ def record_answer(
     check_finite(best, f"target ({target.spec.dtype})", len(prompt_tokens))
     differs = tuple(n for n, (own, token) in enumerate(zip(best, answer.tokens, strict=True)) if own != token)
     drafts = draft_everywhere(drafter, prompt_tokens, answer.tokens, plan.gamma_max, target.spec.vocabulary)
-    return _record(prompt, answer, torch.cat(entropy).cpu().numpy(), drafts, tokenizer, None), differs
+    return _record(prompt, answer, torch.cat(entropy).cpu().numpy(), drafts, None), differs
 
 
 def _record(
@@ -137,7 +133,6 @@ def _record(
     output: Answer,
     target_entropy: NDArray[np.float32],
     drafts: DenseDrafts,
-    tokenizer: PreTrainedTokenizerBase,
     chances: Sequence[Chances] | None,
 ) -> PromptRecord:
     prompt, prompt_tokens = source
@@ -158,7 +153,6 @@ def _record(
     return PromptRecord(
         info=info,
         token=token,
-        text=text_pieces(tokenizer, output.tokens),
         target_entropy=target_entropy,
         draft_token=drafts.tokens,
         confidence=drafts.shown[0],
@@ -168,11 +162,3 @@ def _record(
         acceptance=acceptance,
         survival=survival,
     )
-
-
-def text_pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
-    """The text that each token adds; the pieces joined are the decoded output, special tokens left out."""
-    decoder = IncrementalDecoder(tokenizer)
-    pieces = [decoder.push(token) for token in tokens]
-    pieces[-1] += decoder.finish()
-    return pieces

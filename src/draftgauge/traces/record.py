@@ -16,14 +16,13 @@ from draftgauge.traces.trace import PromptInfo
 class PromptRecord:
     """One prompt, recorded densely: ``N`` output positions, up to ``G`` tokens drafted from each.
 
-    The columns ``[N]`` and ``[N, G]`` are those of :class:`~draftgauge.traces.trace.Trace`; ``text`` holds ``N``
-    decoded pieces of the output. A record of sampled decoding has ``acceptance`` and ``survival``, and its drafts are
-    the *refused* ones of :class:`~draftgauge.traces.trace.SampledDrafts`.
+    The columns ``[N]`` and ``[N, G]`` are those of :class:`~draftgauge.traces.trace.Trace`. A record of sampled
+    decoding has ``acceptance`` and ``survival``, and its drafts are the *refused* ones of
+    :class:`~draftgauge.traces.trace.SampledDrafts`.
     """
 
     info: PromptInfo
     token: NDArray[np.int32]
-    text: Sequence[str]
     target_entropy: NDArray[np.float32]
     draft_token: NDArray[np.int32]
     confidence: NDArray[np.float32]
@@ -50,7 +49,6 @@ class PromptRecord:
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first value that is off."""
         where, length = f"prompt {self.info.index}", self.info.output_tokens
-        assert len(self.text) == length, where
         assert (self.acceptance is None) == (self.survival is None), where
         types = {"token": np.int32, "draft_token": np.int32, "accepted": np.int16}
         chances = ("acceptance", "survival") if self.sampled else ()
@@ -75,7 +73,6 @@ def make_record(
     record = PromptRecord(
         info=info,
         token=tokens,
-        text=[f"{t} " for t in token],
         target_entropy=np.zeros(len(tokens), np.float32),
         draft_token=draft_token,
         confidence=zero + 1,

@@ -36,7 +36,6 @@ COLUMNS = pa.schema(
         pa.field("prompt_index", pa.int32()),
         pa.field("position", pa.int32()),
         pa.field("token", pa.int32()),
-        pa.field("text", pa.string()),
         pa.field("target_entropy", pa.float32()),
         pa.field("draft_token", pa.list_(pa.int32())),
         pa.field("confidence", pa.list_(pa.float32())),
@@ -45,7 +44,7 @@ COLUMNS = pa.schema(
         pa.field("accepted", pa.int16()),
     ]
 )
-"""One row a position; the lists hold one element a drafted token."""
+"""One row a position; the lists hold one element a drafted token. Shards of earlier versions have more columns."""
 
 SAMPLED_COLUMNS = pa.schema([*COLUMNS, pa.field("acceptance", pa.float32()), pa.field("survival", pa.float32())])
 """Of sampled decoding, with the chances of :class:`~draftgauge.traces.trace.SampledDrafts`; its drafts are the refused
@@ -88,7 +87,6 @@ def write_shard(path: Path, records: Sequence[PromptRecord], fingerprint: str) -
     columns: dict[str, Any] = {
         "prompt_index": np.repeat(np.asarray([record.info.index for record in records], np.int32), lengths),
         "position": np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        "text": pa.array([piece for record in records for piece in record.text], pa.string()),
         "draft_token": to_lists(draft_token, drafted),
     }
     for name in (name for name in _BY_VERSION[version].names if name not in columns):
