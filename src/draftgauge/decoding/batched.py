@@ -36,7 +36,6 @@ class Pass(NamedTuple):
     """One pass of a step.
 
     Attributes:
-        rows: requests that took part.
         widest: most tokens of one of them.
         context: tokens of the longest request of the batch, before the step.
         signals: whether signals of drafted tokens were computed and read.
@@ -100,8 +99,6 @@ class BatchPlan(NamedTuple):
     """How a batch is decoded.
 
     Attributes:
-        batch: requests at once.
-        gamma_max: longest draft.
         drain: go on until every output has ended; else stop where a slot finds no further prompt, so that every step
             is of a full batch.
         timed: time every pass; on an accelerator this waits for it each time.

@@ -39,7 +39,6 @@ class RecordingPlan:
 
     Attributes:
         settings: their limit and end tokens end the output, the end tokens also drafts.
-        gamma_max: longest draft, at least 1.
     """
 
     settings: DecodingSettings

@@ -34,7 +34,6 @@ class Generation:
     Attributes:
         tokens: the output without the prompt; the end token, if one came, is its last.
         finish: "length" (the limit was reached) or "stop" (an end token or a stop string).
-        origins: one per token.
         steps: what each step did, in order; a step starts where those before it ended.
     """
 

@@ -23,7 +23,6 @@ class DecodingSettings:
     """How one output is decoded.
 
     Attributes:
-        max_new_tokens: the output's limit, at least 1.
         end_tokens: any of them ends the output and is its last token.
         stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
         stop_when: a further reason to stop. It may follow the text, and is then for one output only.

@@ -26,7 +26,6 @@ class Signal(NamedTuple):
         confidence: top-1 probability of the drafter's distribution (temperature 1), in 0..1.
         entropy: of that distribution, in bits.
         margin: top-1 minus top-2 probability, in 0..1.
-        token: the drafted token.
     """
 
     depth: int

@@ -32,7 +32,6 @@ class PolicyEntry:
     Attributes:
         factory: its parameters are those of a spec, and ``costs``, which the caller alone gives, as ``gamma_max`` where
             a spec leaves it out.
-        description: what it does, in a line.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
         compared: whether it is included in comparisons that name no policy.
         complexity: how many numbers of it are tuned or fitted; of policies that are level the least complex one is

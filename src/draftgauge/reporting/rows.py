@@ -104,8 +104,6 @@ def judge_run(
     """Replay policies, all fixed lengths and the bounds on the prompts of a run.
 
     Args:
-        folder: of the run.
-        costs: of the run.
         design: the prompts to judge on, and those that the best fixed length is chosen on.
         policies: new ones, by spec; what a trace cannot judge is left out.
         bench: rows of ``draftgauge bench``; those of other compressions are left out.

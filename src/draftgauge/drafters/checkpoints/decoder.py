@@ -98,7 +98,6 @@ class DrafterNet(ABC):
     """A network that drafts from the target's hidden states.
 
     Attributes:
-        layout: of the checkpoint.
         d2t: ``[V]`` the target's ids of the tokens it drafts; None if it drafts all.
     """
 

@@ -46,7 +46,6 @@ class Layout:
         family: "eagle3", "dflash" or "dspark".
         taps: target decoder layers whose outputs are read, from 0, in the order that ``fc`` takes them; empty where the
             configuration leaves them to the target's number of layers.
-        draft_vocabulary: tokens that can be drafted.
         target_layers: of the target it was made for; None where it does not say.
     """
 

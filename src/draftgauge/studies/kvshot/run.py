@@ -63,12 +63,10 @@ def run_study(
     """Run a study, or what is left of it.
 
     Args:
-        study: its configuration, see :mod:`draftgauge.studies.kvshot.presets`.
         folder: of the study; run again with the same folder to resume. On several machines, one that all of them see.
         prompts: file of the held-out prompts.
         validation: file of the prompts that every row is tuned on, where the study tunes.
         workers: where cells run; by default in this process.
-        progress: told (what, done, total).
     """
     workers = workers or WorkersSpec()
     check_executor(workers.executor)

@@ -74,8 +74,6 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
 
     Args:
         default_rate: centre of the searched learning rates.
-        warmup: of the first trials.
-        gated: whether the design has a gate.
         measure: validation loss of a trial, infinite or NaN where it diverged; called once for each.
     """
     trials: list[Trial] = []

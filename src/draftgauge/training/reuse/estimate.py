@@ -50,7 +50,6 @@ class Estimate:
     Attributes:
         parameters: trained ones of the drafter.
         devices: processes that share every step.
-        conversations: answers trained on, or asked for.
         tokens_a_step: positions that the target reads.
         anchors_a_step: positions from which all K depths are trained.
         lengths: where these two come from: "answers" or "assumed".

@@ -179,7 +179,6 @@ class CachedFeatures:
     these two are in memory, nor more than ``OPEN_SHARDS`` files open, however large the cache is.
 
     Args:
-        folder: of the cache.
         module: the target, whose head makes the logits.
         plan: the layers that are read; the cache may hold more.
     """

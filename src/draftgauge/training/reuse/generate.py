@@ -28,14 +28,7 @@ def groups(lengths: Sequence[int], new_tokens: int, group_tokens: int = GROUP_TO
 def greedy_answers(
     module: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, end_tokens: Collection[int]
 ) -> list[list[int]]:
-    """The target's greedy answers, end token included where it was reached.
-
-    Args:
-        module: the target.
-        prompts: token ids, each at least one.
-        new_tokens: longest answer.
-        end_tokens: ids that end an answer.
-    """
+    """The target's greedy answers, end token included where it was reached."""
     tokens, mask = _left_padded(prompts, module.device)
     cache = DynamicCache(config=module.config)
     answers: list[list[int]] = [[] for _ in prompts]

@@ -52,7 +52,6 @@ def teach(logits: Tensor, batch: Batch, t2d: Tensor | None = None, d2t: Tensor |
 
     Args:
         logits: of the target where the batch is taught, ``[n, vocabulary]``.
-        batch: the conversations.
         t2d: ``[vocabulary]`` draft ids of the target's, -1 for none; None without a draft vocabulary.
         d2t: ``[V]`` target ids of the draft vocabulary, likewise.
     """
@@ -89,7 +88,6 @@ class Figures:
     Attributes:
         loss: nats.
         agreed: positions where the drafter's most probable token is the target's.
-        count: positions.
     """
 
     loss: Tensor

@@ -39,13 +39,8 @@ class Job:
     """A checked request.
 
     Attributes:
-        request: what was asked for.
-        out: the run's folder.
-        config: of the drafter.
         cached: layers that a cache of features holds, so that it serves every design.
-        device: to train on.
         length: longest conversation, within the target's context.
-        world: the processes that train together.
     """
 
     request: TrainingSpec

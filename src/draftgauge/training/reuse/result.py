@@ -19,13 +19,9 @@ class TrainResult:
     """What a run did.
 
     Attributes:
-        folder: of the drafter.
-        design: of the drafter.
         parameters: trained ones.
-        steps: optimiser steps.
         tokens: answer positions that were trained on, each from all K depths.
         seconds: spent in steps, over all parts of an interrupted run.
-        tokens_per_second: answer positions a second.
         loss: mean over the rows of the log that end in the last tenth of the steps, in nats.
         peak_memory_gib: of the process on a CPU, of the device on a GPU.
     """

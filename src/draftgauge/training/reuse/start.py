@@ -58,8 +58,6 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     """Give a new drafter's attentions their first weights.
 
     Args:
-        net: the drafter.
-        module: its target.
         start: ``random`` leaves the weights as they are. ``self`` gives every query head the weights of its key head,
             so that a row attends mostly to itself. ``target`` does so too, but starts the attention over the target's
             keys and the drafter's own chain, in the first layer, from :func:`fit_head_maps`; the injection first
@@ -106,8 +104,6 @@ def fit_head_maps(
 
     Args:
         net: the drafter, for its embeddings and their norm.
-        module: the target.
-        layers: of the target.
         texts: token ids ``[T]`` each; as many as hold ``POSITIONS`` positions are read.
     """
     first = net.layers[0] if isinstance(net, BlockNet) else net.blocks[0]
