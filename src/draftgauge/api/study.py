@@ -7,15 +7,15 @@ from typing import Any
 from draftgauge.api.prompts import prompt_file
 from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
 from draftgauge.api.verb import verb
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.provenance import command_line, environment
-from draftgauge.studies.kvshot.page import write_kvshot_report
+from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import make_study
 from draftgauge.studies.kvshot.run import StudyOutcome, run_study, study_so_far
 from draftgauge.studies.speckv.importer import read_records
-from draftgauge.studies.speckv.page import write_speckv_report
+from draftgauge.studies.speckv.page import render_speckv
 from draftgauge.studies.speckv.study import run_study as run_speckv
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -59,7 +59,7 @@ def _reported(request: StudyKvshotRequest, outcome: StudyOutcome) -> StudyOutcom
         "target": request.teacher.target,
         "cells_left": outcome.left or None,
     } | environment()
-    write_kvshot_report(outcome.rows, request.out / REPORT_NAME, outcome.failures, provenance)
+    atomic_write_text(request.out / REPORT_NAME, render_kvshot(outcome.rows, outcome.failures, provenance))
     return outcome
 
 
@@ -80,5 +80,5 @@ def study_speckv(request: StudySpeckvRequest, *, progress: Progress = silent) ->
         require_writable(request.out)
     rows = run_speckv(records, progress)
     if request.out is not None:
-        write_speckv_report(rows, request.out / REPORT_NAME)
+        atomic_write_text(request.out / REPORT_NAME, render_speckv(rows))
     return rows

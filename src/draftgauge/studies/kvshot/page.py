@@ -6,13 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import timestamp
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import Columns, Table, decimals, ends, facts_of, named, render_page, table_of
@@ -111,20 +109,8 @@ class Drafter(Variant):
         return sorted(self.having("step", "gate_mean"), key=lambda row: float(row["step"]))
 
 
-def write_kvshot_report(rows: Sequence[Row], out: Path, failures: Mapping[str, str], facts: Mapping[str, Any]) -> Path:
-    """Write the report of a study to the HTML file ``out``, whose folder exists.
-
-    Args:
-        rows: of the study, as ``draftgauge study kvshot --json`` writes them.
-        out: the HTML file.
-        failures: cells that failed, and why.
-        facts: labelled, about how the study was made.
-    """
-    atomic_write_text(out, render_kvshot(rows, failures, facts))
-    return out
-
-
 def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mapping[str, Any]) -> str:
+    """The page of a study's rows, as ``--json`` writes them: of cells that failed, and why, and of how it was made."""
     drafters = drafters_of(rows)
     if not drafters:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")

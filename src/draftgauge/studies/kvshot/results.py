@@ -11,7 +11,7 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.bootstrap import Interval, columns
-from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, interval, mean_accepted, retention
+from draftgauge.statistics.crossed import Counts, alpha_intervals, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import BLOCK as BLOCK_WISE
 from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, HEADS, RECIPES, RESULT_NAME, Cell, Variant, read_kept
@@ -170,10 +170,7 @@ def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
 
 def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:
     counts = Counts.stack([result.forced for result in group])
-    last = counts.reached.shape[-1] - 1
-    first, deep = at_depths(0, 0), at_depths(min(4, last), min(6, last))
-    measures = {"mat": mean_accepted, "retention": retention, "alpha_first": first, "alpha_deep": deep}
-    for name, measure in measures.items():
+    for name, measure in (("mat", mean_accepted), ("retention", retention)):
         yield _measured(name, interval(counts, measure))
     tasks = np.array(group[0].evaluation["tasks"])
     for task in dict.fromkeys(tasks.tolist()):

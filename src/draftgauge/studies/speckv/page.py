@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from draftgauge.core.files import atomic_write_text
 from draftgauge.reporting.charts import Axes, Line, bar_chart, line_chart
 from draftgauge.reporting.layout import (
     Columns,
@@ -79,11 +77,6 @@ COLUMNS: dict[str, Columns] = {
     | named(decimals(2), "draft_ms", "verify_ms", "cost_ratio", "residual_percent", "worst_residual_percent")
     | named(decimals(4), "r_squared"),
 }
-
-
-def write_speckv_report(rows: Rows, out: Path, command: str | None = None) -> Path:
-    atomic_write_text(out, render_speckv(rows, command))
-    return out
 
 
 def render_speckv(rows: Rows, command: str | None = None) -> str:
