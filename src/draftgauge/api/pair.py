@@ -17,7 +17,7 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kind
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
 from draftgauge.models.fingerprint import fingerprint
@@ -67,7 +67,7 @@ class Pair:
         end_tokens: frozenset[int] | None = None,
     ) -> Drafter:
         ends = self.end_tokens if end_tokens is None else end_tokens
-        return self.draft_source.drafter(self.target, self.taps, ends, sampling, generator)
+        return self.draft_source.drafter(self.target, self.taps, Drafting(ends, sampling, generator))
 
     def encode(self, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:
         return encode_with(self.tokenizer, prompt, rendering)

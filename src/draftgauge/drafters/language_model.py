@@ -12,7 +12,7 @@ from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.dense import Chances, DenseDrafts, DraftRules, draft_densely, draft_refused
 from draftgauge.drafters.draft_builder import DraftBuilder
-from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import generator_on, upload
@@ -158,16 +158,9 @@ class LanguageModelSource(DraftSource):
         engine = "auto" if of_files and not is_gguf(source) else options.engine
         return cls(source, load_model(source, held, device, engine, options.trust_remote_code))
 
-    def drafter(
-        self,
-        target: CachedModel,
-        taps: Taps | None,
-        end_tokens: frozenset[int],
-        sampling: Sampling | None,
-        generator: Generator | None,
-    ) -> LanguageModelDrafter:
-        own = generator_on(generator, self.model.spec.device)
-        return LanguageModelDrafter(self.model, end_tokens, sampling, own, target.spec.vocabulary)
+    def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> LanguageModelDrafter:
+        own = generator_on(how.generator, self.model.spec.device)
+        return LanguageModelDrafter(self.model, how.end_tokens, how.sampling, own, target.spec.vocabulary)
 
     def fingerprint(self) -> str:
         assert self.source is not None

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 
-from torch import Generator
-
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, KeepDrafting
-from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import Taps
 from draftgauge.policies.base import Signal
 from draftgauge.policies.ngrams import FirstOccurrences
-from draftgauge.verification import Sampling
 
 NGRAM = 3  # tokens of the longest one looked up
 
@@ -74,12 +71,5 @@ class PromptLookupSource(DraftSource):
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> PromptLookupSource:
         return cls()
 
-    def drafter(
-        self,
-        target: CachedModel,
-        taps: Taps | None,
-        end_tokens: frozenset[int],
-        sampling: Sampling | None,
-        generator: Generator | None,
-    ) -> PromptLookupDrafter:
-        return PromptLookupDrafter(end_tokens)
+    def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> PromptLookupDrafter:
+        return PromptLookupDrafter(how.end_tokens)

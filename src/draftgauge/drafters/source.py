@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Generator
@@ -41,6 +41,14 @@ class LoadOptions:
     engine: str = "auto"
     trust_remote_code: bool = False
     allow_pickle: bool = False
+
+
+class Drafting(NamedTuple):
+    """Tokens that end a draft, and how its tokens are drawn: greedily without a sampling."""
+
+    end_tokens: frozenset[int]
+    sampling: Sampling | None = None
+    generator: Generator | None = None
 
 
 class DraftSource(ABC):
@@ -99,20 +107,8 @@ class DraftSource(ABC):
         """Load it for a loaded target."""
 
     @abstractmethod
-    def drafter(
-        self,
-        target: CachedModel,
-        taps: Taps | None,
-        end_tokens: frozenset[int],
-        sampling: Sampling | None,
-        generator: Generator | None,
-    ) -> Drafter:
-        """A new drafter.
-
-        Args:
-            taps: of the target, by ``tap_plan``; None if that is None.
-            sampling: how it drafts, greedily if None.
-        """
+    def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> Drafter:
+        """A new drafter; ``taps`` are the target's by ``tap_plan``, None if that is None."""
 
     def fingerprint(self) -> str | None:
         """Fingerprint of the weights that draft; None for a drafter without weights."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import DraftSource, LoadOptions, choose_drafter, drafter_kinds
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kinds
 from draftgauge.integrations.generate_arguments import GenerateArguments
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
@@ -87,7 +87,8 @@ class BoundPair:
             vocabulary="" if self.tokenizer is None else vocabulary_digest(self.tokenizer),
             sampling=sampling,
         )
-        drafter = self.drafts.drafter(self.target, self.taps, frozenset(), call.draft_sampling, generator)
+        drafting = Drafting(frozenset(), call.draft_sampling, generator)
+        drafter = self.drafts.drafter(self.target, self.taps, drafting)
         return measure_costs(self.target, drafter, plan, np.random.default_rng(0), generator)
 
 

@@ -30,6 +30,7 @@ from draftgauge.api.policies import NamedPolicy, read_policies
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters.source import Drafting
 from draftgauge.integrations.generate_arguments import GenerateArguments, read_arguments, refuse_dropped_arguments
 from draftgauge.integrations.generate_pair import BoundPair, Drafts
 from draftgauge.integrations.generate_rows import CriteriaWatch, ProcessedModel
@@ -134,8 +135,8 @@ class Speculative:
             target: CachedModel = pair.target
             if call.processors:
                 target = ProcessedModel(target, call.processors, row, call.settings.sampling.greedy)
-            ends = call.settings.end_tokens
-            drafter = pair.drafts.drafter(pair.target, pair.taps, ends, call.draft_sampling, generator)
+            drafting = Drafting(call.settings.end_tokens, call.draft_sampling, generator)
+            drafter = pair.drafts.drafter(pair.target, pair.taps, drafting)
             watch = CriteriaWatch(call.criteria, row) if call.criteria else None
             settings = replace(call.settings, stop_when=watch)
             on_commit = None if self._streamer is None else _put_each(self._streamer)

@@ -31,7 +31,7 @@ from draftgauge.core.signals import SignalName
 from draftgauge.drafters.base import Draft, completed
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
-from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
+from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.compression import half_precision
 from draftgauge.models.lean import LeanModel
@@ -217,7 +217,7 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
         )
     nothing: Any = None  # kinds without a model read no target
     drafts = kind.load(source, nothing, loading)
-    return EachRow(lambda: drafts.drafter(nothing, None, end_tokens, None, None))
+    return EachRow(lambda: drafts.drafter(nothing, None, Drafting(end_tokens)))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
@@ -17,12 +17,11 @@ from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, is_che
 from draftgauge.drafters.checkpoints.layouts import read_layout
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.reuse.live import ReuseDrafter
-from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import Taps
-from draftgauge.verification import Sampling
 
 
 class CheckpointDrafter(ReuseDrafter):
@@ -139,16 +138,9 @@ class CheckpointSource(DraftSource):
         layout = read_layout(read_config(source), str(source))
         return cls(source, build_net(source, layout, target, options.allow_pickle))
 
-    def drafter(
-        self,
-        target: CachedModel,
-        taps: Taps | None,
-        end_tokens: frozenset[int],
-        sampling: Sampling | None,
-        generator: Generator | None,
-    ) -> CheckpointDrafter:
+    def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> CheckpointDrafter:
         assert taps is not None
-        return CheckpointDrafter(self.net, target, taps, end_tokens, sampling, generator)  # type: ignore[arg-type]
+        return CheckpointDrafter(self.net, target, taps, *how)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         assert self.source is not None

@@ -18,7 +18,7 @@ from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import GrowingPair, Tapped, begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
-from draftgauge.drafters.source import DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.taps import Taps
@@ -264,16 +264,9 @@ class ReuseSource(DraftSource):
         assert source is not None
         return cls(Path(source), load_drafter(source, target))
 
-    def drafter(
-        self,
-        target: CachedModel,
-        taps: Taps | None,
-        end_tokens: frozenset[int],
-        sampling: Sampling | None,
-        generator: Generator | None,
-    ) -> ReuseDrafter:
+    def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> ReuseDrafter:
         assert taps is not None
-        return new_drafter(self.net, target, taps, end_tokens, sampling, generator)
+        return new_drafter(self.net, target, taps, *how)
 
     def fingerprint(self) -> str:
         return drafter_fingerprint(self.folder)
