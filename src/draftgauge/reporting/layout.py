@@ -81,8 +81,8 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def report_facts(command: str | None = None) -> Facts:
-    return (("report made by", command_line() if command is None else command), ("report made", timestamp()))
+def report_facts() -> Facts:
+    return (("report made by", command_line()), ("report made", timestamp()))
 
 
 def facts_of(facts: Mapping[str, Any]) -> Facts:

@@ -63,12 +63,8 @@ POLICY_COLUMNS: Columns = {
 }
 
 
-def render(
-    runs: Sequence[Run], title: str = TITLE, command: str | None = None, ranked: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """The page of runs of different compressions, in the order to show; ``command`` asked for it, the running one if
-    None. ``ranked`` are rows of ``draftgauge rank``.
-    """
+def render(runs: Sequence[Run], title: str = TITLE, ranked: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The page of runs of different compressions, in the order to show; ``ranked`` are rows of ``draftgauge rank``."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise TraceError(f"two of the runs have the same compression ({', '.join(names)}); give one run for each")
@@ -97,7 +93,7 @@ def render(
         "tables": [(run.name, [policy_table(run, task, lengths) for task in run.tasks]) for run in runs],
         "meanings": [(_title(policy), text) for policy in judged if (text := describe(policy))],
         "has_live": any("live_ratio" in row for run in runs for row in run.rows.values()),
-        "facts": (*report_facts(command), *shared),
+        "facts": (*report_facts(), *shared),
         "own_facts": [
             (run.name, own)
             for run, all_facts in zip(runs, facts, strict=True)

@@ -79,7 +79,7 @@ COLUMNS: dict[str, Columns] = {
 }
 
 
-def render_speckv(rows: Rows, command: str | None = None) -> str:
+def render_speckv(rows: Rows) -> str:
     honest = [row for row in rows if row["table"] == "honest"]
     values = {
         "find": lambda finding, **cells: _matching(honest, finding=finding, **cells),
@@ -89,7 +89,7 @@ def render_speckv(rows: Rows, command: str | None = None) -> str:
         ],
         "charts": _charts(rows, honest),
         "tables": {name: _table(_matching(honest, finding=name), columns) for name, columns in COLUMNS.items()},
-        "facts": report_facts(command),
+        "facts": report_facts(),
     }
     return render_page("speckv.html.j2", TITLE, values, package=PACKAGE)
 
