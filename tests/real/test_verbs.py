@@ -56,6 +56,17 @@ def test_a_pair_from_recording_to_advice(
     run("report", out, "--out", str(tmp_path / "report.html"))
 
 
+@pytest.mark.parametrize("name", ["hidden", "kv-block"])
+def test_the_trained_drafters(model: Callable[[str], str], prompts: str, name: str, tmp_path: Path) -> None:
+    drafter = str(Path(__file__).parents[2] / "drafters" / "smollm2-135m" / name)
+    pair = ["--target", model("smollm2-135m"), "--drafter", drafter, "--prompts", prompts]
+    once = ["--rounds", "1", "--limit", "2", "--no-baselines", "--max-new-tokens", "32", "--over", "plain"]
+    rows = run("bench", *pair, *once, "--policy", "fixed:3", rows=tmp_path / "bench.json")
+    (row,) = [row for row in rows if (row["policy"], row["task"]) == ("fixed:3", "all")]
+    assert row["mismatches"] == 0
+    assert row["tokens_per_step"] > 1.1
+
+
 def test_a_drafter_from_training_to_export(model: Callable[[str], str], prompts: str, tmp_path: Path) -> None:
     target, out = model("smollm2-135m"), str(tmp_path / "hidden")
     training = ["--target", target, "--prompts", prompts, "--out", out, "--reuse", "hidden"]
