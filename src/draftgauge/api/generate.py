@@ -69,6 +69,7 @@ def generate(
     if plain and request.datastore is not None:
         raise DraftgaugeError("plain decoding looks nothing up: leave out the datastore, or name a policy")
     named = read_policies([request.policy] if policy is None and not plain else [])
+    settings = DecodingSettings(request.output.max_new_tokens, stop_strings=request.stop)
     longest = request.drafts.gamma_max
     for each in named:
         policy = None if each.weighs_cost else each.make(longest, None)  # before models are loaded
@@ -82,9 +83,7 @@ def generate(
     generator = None
     if not sampling.greedy:
         generator = torch.Generator(pair.target.spec.device).manual_seed(request.randomness.seed)
-    settings = DecodingSettings(
-        request.output.max_new_tokens, sampling, pair.end_tokens, request.stop, pair.tokenizer.decode
-    )
+    settings = replace(settings, sampling=sampling, end_tokens=pair.end_tokens, detokenize=pair.tokenizer.decode)
     tokens = _encode(pair, request)
     check_request(pair.target.spec, tokens, settings, generator)  # before costs are measured
     stream = TokenStream(pair, on_text) if on_text is not None else None

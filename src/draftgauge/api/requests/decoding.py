@@ -242,10 +242,6 @@ class GenerateRequest:
     datastore: Path | None = option(None, help="earlier outputs to look tokens up in; this one is added.")
     conversation: ChatSpec = ChatSpec()
 
-    def __post_init__(self) -> None:
-        if "" in self.stop:
-            raise DraftgaugeError("a stop string is empty, which would stop every output at once: leave it out")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:

@@ -105,8 +105,8 @@ def remedies(request: TrainingSpec) -> Study:
 
 
 def block(request: TrainingSpec) -> Study:
-    """The designs trained token by token and block-wise, on as many positions each: two million answer tokens; two with
-    a Markov head too."""
+    """The designs trained token by token and block-wise, on as many positions each: two million answer tokens; three
+    with a Markov head too."""
     base, questions = quick(request), GPU["questions"]
     if request.target != REFERENCE:
         # Else a head of 50,000 tokens or more takes most of the time; the bundled target has 4,096.
@@ -114,7 +114,7 @@ def block(request: TrainingSpec) -> Study:
     return replace(
         base,
         preset="block",
-        variants=(*BOTH_RECIPES, *(remedied(one, head) for one in (HIDDEN, KV) for head in HEADS)),
+        variants=(*BOTH_RECIPES, *(remedied(one, head) for one in (HIDDEN, KV, CONTROL) for head in HEADS)),
         seeds=(0, 1),
         decisive=(),
         request=replace(

@@ -13,7 +13,6 @@ from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.bootstrap import Interval, columns
 from draftgauge.statistics.crossed import Counts, alpha_intervals, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
-from draftgauge.studies.kvshot.cells import BLOCK as BLOCK_WISE
 from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, HEADS, RECIPES, RESULT_NAME, Cell, Variant, read_kept
 from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows, gradient_rows
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN
@@ -80,8 +79,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     - other measures, likewise pooled: ``measure``, of all or of a ``task``, ``estimate, low, high``;
     - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
       ``mat_minus_plain`` to the same drafter without its remedy or head, ``mat_minus_random`` to the same from random
-      weights, ``mat_minus_control`` to the control of the same recipe, and block-wise ``mat_minus_hidden`` to the
-      ``hidden`` drafter with the same head;
+      weights, ``mat_minus_control`` to the control of the same recipe and head, and block-wise ``mat_minus_hidden``
+      to the ``hidden`` drafter of these;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - of a study with two recipes, every run as ``recipe`` (or its head)``, design, seed, tokens_seen,
       tokens_per_step_live, agreement`` (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
@@ -192,8 +191,7 @@ def _paired_rows(runs: Mapping[Variant, Mapping[int, Run]]) -> Iterator[Row]:
     for variant in runs:
         bases = {"plain": variant.base, "random": replace(variant, init="random"), "control": CONTROL}
         if variant.remedy in RECIPES:
-            bases["control"] = replace(CONTROL, remedy=BLOCK_WISE)
-            bases["hidden"] = replace(HIDDEN, remedy=variant.remedy)
+            bases |= {each.design: replace(each, remedy=variant.remedy) for each in (CONTROL, HIDDEN)}
         for name, base in bases.items():
             if variant == base or len(common_seeds(runs, variant, base)) < 2:
                 continue
