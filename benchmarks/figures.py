@@ -61,6 +61,8 @@ RUN_NAMES = {
     "bf16": "torch, bfloat16",
     "int8": "torch, LLM.int8, on an older CPU",
     "nf4": "torch, nf4",
+    "bf16-h100": "torch, bfloat16, on an H100",
+    "nf4-h100": "torch, nf4, on an H100",
     "Q4_K_M": "llama.cpp, Q4_K_M",
     "Q4_K_M-older": "llama.cpp, Q4_K_M, on an older CPU",
     "Q8_0": "llama.cpp, Q8_0",

@@ -43,11 +43,13 @@ from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
-from draftgauge.training.reuse.generate import greedy_answers, groups
+from draftgauge.training.reuse.generate import greedy_answers, group_tokens, groups
 
 RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 GGUF = {"Q4_K_M": ".gguf", "Q4_K_M-older": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp; on an older CPU
+# Of runs that were recorded for their costs, on few prompts: the run whose outcomes stand for theirs.
+OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h100": "bf16", "nf4": "nf4-h100"}
 TASKS = ("code", "math", "chat", "summarization")
 COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
@@ -152,11 +154,10 @@ def pair_of(models: Path, compression: str) -> dict[str, Any]:
 
 
 def recorded_runs(folder: Path) -> dict[str, tuple[Trace, CostCurve]]:
-    """Outcomes and costs by compression. Few prompts are recorded in llama.cpp: the same weights' outcomes in bfloat16
-    stand for them.
-    """
+    """Outcomes and costs by compression and machine; see ``OUTCOMES``."""
     runs = {run.name: read_run(run) for run, _ in select_runs(folder)}
-    return {name: (runs["bf16"][0] if name in GGUF else trace, costs) for name, (trace, costs) in runs.items()}
+    stand = {name: other for name, other in OUTCOMES.items() if other in runs}
+    return {name: (runs[stand.get(name, name)][0], costs) for name, (_, costs) in runs.items()}
 
 
 def answer(target: Path, compression: str, path: Path, out: Path) -> None:
@@ -173,7 +174,8 @@ def answer(target: Path, compression: str, path: Path, out: Path) -> None:
     assert model.module is not None
     ends = end_tokens(model, tokenizer)
     encoded = [encode_with(tokenizer, prompt, Rendering()) for prompt in prompts]
-    for group in groups([len(tokens) for tokens in encoded], NEW_TOKENS, GROUP_TOKENS):
+    most = GROUP_TOKENS if model.spec.device.type == "cpu" else group_tokens(model.module)
+    for group in groups([len(tokens) for tokens in encoded], NEW_TOKENS, most):
         answers = greedy_answers(model.module, [encoded[n] for n in group], NEW_TOKENS, ends)
         with out.open("a", encoding="utf-8") as file:
             for number, tokens in zip(group, answers, strict=True):
@@ -257,7 +259,7 @@ def speckv_rows(folder: Path) -> list[dict[str, Any]]:
     runs = recorded_runs(folder)
     rows: list[dict[str, Any]] = []
     for outcomes, (trace, _) in runs.items():
-        if outcomes in GGUF:
+        if outcomes in OUTCOMES:
             continue
         for paid, (_, costs) in runs.items():
             best = best_fixed_gamma(trace, costs)

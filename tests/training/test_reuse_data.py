@@ -47,7 +47,7 @@ def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         answers_file,
         "groups",
-        lambda lengths, new: iter([list(range(len(lengths)))[n : n + 2] for n in range(0, len(lengths), 2)]),
+        lambda lengths, new, most: iter([list(range(len(lengths)))[n : n + 2] for n in range(0, len(lengths), 2)]),
     )
     whole = make_answers(tmp_path / "whole.jsonl", made, model, prompts(), END)
     calls = 0

@@ -67,7 +67,7 @@ class Variant:
 
     @property
     def tuned_as(self) -> Variant:
-        return replace(self, init="random", remedy=self.remedy if self.remedy in RECIPES else "")
+        return replace(self, init="random", remedy=BLOCK if self.remedy in RECIPES else "")
 
     @property
     def name(self) -> str:
@@ -120,9 +120,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Trials of ``steps`` steps for every row, on other prompts than drafters are compared on; see ``tuning.py``."""
+    """``trials`` of ``steps`` steps for every row, on other prompts than drafters are compared on; see ``tuning.py``."""
 
     steps: int
+    trials: int = 8
     prompts: str = "reference:validation"
     per_task: int | None = None
 

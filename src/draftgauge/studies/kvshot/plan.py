@@ -8,7 +8,7 @@ from typing import Any
 
 from draftgauge.studies.kvshot.cells import KEPT, RESULT_NAME, Study, cell_folder, cell_name
 from draftgauge.studies.kvshot.run import choose_configs
-from draftgauge.studies.kvshot.tuning import TRIALS, distinct, tuning_path
+from draftgauge.studies.kvshot.tuning import distinct, tuning_path
 from draftgauge.training.reuse.estimate import estimate_for
 from draftgauge.training.reuse.prepare import target_config
 
@@ -38,12 +38,12 @@ def plan_study(study: Study, folder: Path) -> list[Row]:
     rows = []
     if study.tuning is not None:
         trials = {
-            tuning_path(folder, one): TRIALS
+            tuning_path(folder, one): study.tuning.trials
             * study.tuning.steps
             * next(seconds[variant] for variant in study.variants if variant.tuned_as == one)
             for one in distinct(study.variants)
         }
-        rows.append(_row("tuning", trials, study.tuning.steps, pace, TRIALS))
+        rows.append(_row("tuning", trials, study.tuning.steps, pace, study.tuning.trials))
     rows.append(_row("cells", cells, study.request.steps, pace, 1))
     total = {key: sum(row[key] for row in rows) for key in ("runs", "left", "hours", "hours_left")}
     return [*rows, {"stage": "all", "steps": None} | total]

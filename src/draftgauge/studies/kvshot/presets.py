@@ -13,7 +13,8 @@ from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH, FEATURES_NAME, H
 from draftgauge.training.reuse.request import SELF, TrainingSpec
 
 ROPE = "project-rope"
-LAPTOP: dict[str, Any] = {"questions": 800, "new_tokens": 96, "steps": 200, "batch": 4, "cache": Path(FEATURES_NAME)}
+SMALL: dict[str, Any] = {"batch": 4, "cache": Path(FEATURES_NAME)}
+LAPTOP: dict[str, Any] = {"questions": 800, "new_tokens": 96, "steps": 200, **SMALL}
 GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}
 PER_TASK = 24  # of four tasks: 96 prompts
 HIDDEN, CONTROL = Variant("hidden"), Variant("control")
@@ -106,21 +107,23 @@ def remedies(request: TrainingSpec) -> Study:
 
 def block(request: TrainingSpec) -> Study:
     """The designs trained token by token and block-wise, on as many positions each: two million answer tokens; three
-    with a Markov head too."""
+    with a Markov head too. Learning rates are tuned, the best of four. On a GPU batches are four times as large."""
     base, questions = quick(request), GPU["questions"]
     if request.target != REFERENCE:
         # Else a head of 50,000 tokens or more takes most of the time; the bundled target has 4,096.
         base, questions = quick(replace(request, draft_vocabulary=8192)), None
+    steps: dict[str, Any] = {"steps": 4500, "checkpoint_every": 1125, "log_every": 50}
+    if _on_gpu(request):
+        steps = {"steps": 1152, "checkpoint_every": 288, "log_every": 48, "batch": 16, "cache": None}
     return replace(
         base,
         preset="block",
         variants=(*BOTH_RECIPES, *(remedied(one, head) for one in (HIDDEN, KV, CONTROL) for head in HEADS)),
         seeds=(0, 1),
         decisive=(),
-        request=replace(
-            base.request, questions=questions, new_tokens=128, steps=4500, checkpoint_every=1125, log_every=50
-        ),
+        request=replace(base.request, questions=questions, new_tokens=128, **steps),
         evaluation=replace(base.evaluation, curve_prompts=24),
+        tuning=Tuning(steps=100, per_task=4, trials=4),
     )
 
 
@@ -131,7 +134,9 @@ def short_block(request: TrainingSpec) -> Study:
     return replace(
         study,
         preset="short-block",
-        request=replace(study.request, questions=400, new_tokens=96, steps=100, checkpoint_every=25, log_every=25),
+        request=replace(
+            study.request, questions=400, new_tokens=96, steps=100, checkpoint_every=25, log_every=25, **SMALL
+        ),
         evaluation=replace(study.evaluation, per_task=12, live_prompts=8, tree_prompts=0, bottleneck_prompts=8),
         tuning=None,
     )

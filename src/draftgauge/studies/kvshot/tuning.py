@@ -1,9 +1,9 @@
 """Equal tuning: before the seeds run, every row of the table gets the same number of trials on validation prompts.
 
 First four learning rates; then, at the best of them, two other warm-ups; then two other starts of the gate where a
-design has one, and two rates beside the best where it has none. Trials are shorter than the study's own trainings, of
-a seed of their own, and judged by the mean KL over all depths. A warm-started drafter, or one with a remedy, takes over
-what was tuned for the same drafter without.
+design has one, and two rates beside the best where it has none; a study may stop after the rates. Trials are shorter
+than the study's own trainings, of a seed of their own, and judged by the mean KL over all depths. A warm-started
+drafter, or one with a remedy or a head, takes over what was tuned for the same drafter without.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ class Tuned:
         ]
 
 
-def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[Trial], float]) -> Tuned:
-    """Run ``TRIALS`` trainings, whatever the design.
+def search(
+    default_rate: float, warmup: float, gated: bool, measure: Callable[[Trial], float], most: int = TRIALS
+) -> Tuned:
+    """Run ``most`` trainings, whatever the design.
 
     Args:
         default_rate: centre of the searched learning rates.
@@ -80,7 +82,7 @@ def search(default_rate: float, warmup: float, gated: bool, measure: Callable[[T
     losses: list[float] = []
 
     def attempt(candidates: Iterator[Trial]) -> Trial:
-        for trial in list(candidates):
+        for trial in list(candidates)[: most - len(trials)]:
             trials.append(trial)
             loss = measure(trial)
             losses.append(loss if math.isfinite(loss) else math.inf)
@@ -177,6 +179,6 @@ class TuneJob:
             return loss
 
         rate = self.base.learning_rate or default_rate(target.module.config.get_text_config().hidden_size)
-        tuned = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure)
+        tuned = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure, self.tuning.trials)
         save_tuned(path, tuned, self.identity())
         shutil.rmtree(path.with_suffix(""))

@@ -22,7 +22,7 @@ from draftgauge.core.artefacts import parse_json, read_json_lines
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, explained, require_writable_file
 from draftgauge.core.progress import Progress, silent
-from draftgauge.training.reuse.generate import greedy_answers, groups
+from draftgauge.training.reuse.generate import greedy_answers, group_tokens, groups
 
 SCHEMA = 1
 PARTIAL = ".partial"
@@ -89,7 +89,7 @@ def make_answers(
         if not file.tell():
             file.write(json.dumps(description) + "\n")
         progress("answers", len(done), len(prompts))
-        for group in groups(list(map(len, prompts)), description["new_tokens"]):
+        for group in groups(list(map(len, prompts)), description["new_tokens"], group_tokens(module)):
             if done.keys() >= set(group):
                 continue
             answers = greedy_answers(module, [prompts[i] for i in group], description["new_tokens"], end_tokens)

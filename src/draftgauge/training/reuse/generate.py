@@ -8,20 +8,33 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from draftgauge.models.device import free_bytes
+from draftgauge.models.spec import head_dim
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
-GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache
+GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache; on a GPU more, as far as memory goes
+CACHE_SHARE = 8  # of a GPU's free memory, the part that is one group's cache: leaving and growing copy it
 DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: leaving copies the cache
 
 
-def groups(lengths: Sequence[int], new_tokens: int, group_tokens: int = GROUP_TOKENS) -> Iterator[list[int]]:
+def groups(lengths: Sequence[int], new_tokens: int, most: int = GROUP_TOKENS) -> Iterator[list[int]]:
     """Groups of prompts of similar length, by index, longest first, as many together as their caches fit."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     start = 0
     while start < len(order):
-        count = max(1, group_tokens // (lengths[order[start]] + new_tokens))
+        count = max(1, most // (lengths[order[start]] + new_tokens))
         yield order[start : start + count]
         start += count
+
+
+def group_tokens(module: PreTrainedModel) -> int:
+    """How many tokens of prompts and answers go together on the module's device."""
+    free = free_bytes(module.device) if module.device.type == "cuda" else None
+    if free is None:
+        return GROUP_TOKENS
+    text = module.config.get_text_config()
+    heads = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim(text)
+    return max(GROUP_TOKENS, free // CACHE_SHARE // (heads * module.dtype.itemsize))
 
 
 @torch.inference_mode()
