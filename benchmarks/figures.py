@@ -247,13 +247,14 @@ def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
             agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
             by_measure = {row["measure"]: row for row in own if "measure" in row and "task" not in row}
             trained = [row["train_seconds"] for row in matching(rows, {"curve": recipe, "design": design})]
+            trained = trained or [row["train_seconds"] for row in own if "train_seconds" in row]
             if not seconds:
                 continue
             cells = [
                 *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
                 *(_estimate(by_measure[measure]) for measure in ("mat", "live_mat")),
                 f"{trained[-1]:.0f}",
-                f"{1e3 * min(seconds):.1f} ms",
+                "" if None in seconds else f"{1e3 * min(seconds):.1f} ms",
             ]
             yield f"| `{design}` | {name} | {len(seconds)} | {' | '.join(cells)} |"
 
@@ -263,13 +264,13 @@ def curve_table(rows: Sequence[Row]) -> Iterator[str]:
     found = [row for row in rows if "curve" in row]
     first = [row for row in found if (row["design"], row["curve"]) == (found[0]["design"], found[0]["curve"])]
     shown = " | ".join(f"{row['tokens_seen']:,.0f}" for row in first)
-    yield f"| design | trained | {shown} positions | after equal seconds |"
-    yield f"|---|---|{'---:|' * (len(first) + 1)}"
     equal = [row for row in rows if "equal_seconds" in row]
+    yield f"| design | trained | {shown} positions |{' after equal seconds |' if equal else ''}"
+    yield f"|---|---|{'---:|' * (len(first) + bool(equal))}"
     for design, recipe in dict.fromkeys((row["design"], row["curve"]) for row in found):
         own = [f"{row['tokens_per_step']:.2f}" for row in matching(found, {"design": design, "curve": recipe})]
         at = [f"{row[recipe]:.2f}" for row in matching(equal, {"design": design}) if recipe in row]
-        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join(own)} | {', '.join(at)} |"
+        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join([*own, ', '.join(at)] if equal else own)} |"
 
 
 def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
@@ -380,6 +381,9 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "limits": ("kvshot-block.json", limits_table),
     "learning curve": ("kvshot-block.json", curve_table),
     "trained": ("trained-smollm2.json", trained_table),
+    "trained on a GPU": ("rank-h100.json", trained_table),
+    "recipes on SmolLM2": ("kvshot-smollm2.json", recipes_table),
+    "learning curve on SmolLM2": ("kvshot-smollm2.json", curve_table),
     "widths": ("kvshot-width.json", rows_table),
 }
 

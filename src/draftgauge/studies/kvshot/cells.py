@@ -120,7 +120,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Tuning:
-    """``trials`` of ``steps`` steps for every row, on other prompts than drafters are compared on; see ``tuning.py``."""
+    """Trials of ``steps`` steps for every row, on other prompts than drafters are compared on; see ``tuning.py``."""
 
     steps: int
     trials: int = 8

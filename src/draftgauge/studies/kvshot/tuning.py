@@ -69,13 +69,11 @@ class Tuned:
         ]
 
 
-def search(
-    default_rate: float, warmup: float, gated: bool, measure: Callable[[Trial], float], most: int = TRIALS
-) -> Tuned:
+def search(rate: float, warmup: float, gated: bool, measure: Callable[[Trial], float], most: int = TRIALS) -> Tuned:
     """Run ``most`` trainings, whatever the design.
 
     Args:
-        default_rate: centre of the searched learning rates.
+        rate: centre of the searched learning rates.
         measure: validation loss of a trial, infinite or NaN where it diverged; called once for each.
     """
     trials: list[Trial] = []
@@ -88,7 +86,7 @@ def search(
             losses.append(loss if math.isfinite(loss) else math.inf)
         return trials[int(np.argmin(losses))]
 
-    best = attempt(Trial(factor * default_rate, warmup) for factor in FACTORS)
+    best = attempt(Trial(factor * rate, warmup) for factor in FACTORS)
     if min(losses) == math.inf:
         rates = ", ".join(f"{trial.learning_rate:.2g}" for trial in trials)
         raise DivergenceError(f"every trial of the tuning diverged, at learning rates of {rates}")
