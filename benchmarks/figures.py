@@ -313,11 +313,12 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
         "alone",
         "setting",
         "tokens a step",
+        "the drafter's",
         "x plain",
         "live",
     )
     yield f"| drafter | {' | '.join(names)} |"
-    yield f"|---|---:|---:|---|---:|---|{'---:|' * 3}"
+    yield f"|---|---:|---:|---|---:|---|{'---:|' * 4}"
     alone = {row["alone"]: f"{row['ratio_to_plain']:.2f}" for row in rows if "alone" in row}
     trained = {row["trained"]: row for row in rows if "trained" in row}
     for row in matching(rows, {"task": "all", "context": None}):
@@ -332,6 +333,7 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
             alone[name] if own else "",
             f"`{row['setting']}`",
             f"{row['tokens_per_step']:.2f}",
+            f"{row['source_model']:.2f}" if depths else "",
             f"{row['ratio_to_plain']:.2f}",
             live,
         ]

@@ -35,6 +35,7 @@ def test_the_budget_is_the_same_and_the_best_is_found(gated: bool) -> None:
     assert {trial.learning_rate for trial in tried[:4]} == {0.5e-3, 1e-3, 2e-3, 4e-3}
     assert found.chosen == Trial(2e-3, 0.02, 2.0 if gated else 0.0)
     assert gated or {trial.gate_start for trial in tried} == {0.0}
+    assert search(1e-3, 0.05, gated, loss, 4).trials == found.trials[:4]
 
 
 def test_what_was_found_is_kept_with_what_it_is_of(tmp_path: Path) -> None:

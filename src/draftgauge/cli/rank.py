@@ -17,6 +17,7 @@ COLUMNS = {
     "levelled": "level with the first",
     "gain": "gain over it [95%]",
     "tokens_per_step": "tokens/step",
+    "source_model": "of the drafter",
     "acceptance": "accepted at depth 1, 2, ...",
     "cost_ratio": "draft / verify cost",
     "weights_mib": "weights MiB",
@@ -46,8 +47,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         prompts = f"{of_group[0]['prompts']} prompts"
         title = f"All tasks, {prompts}" if task == "all" else f"Task {task}, {prompts}"
         title = title if context is None else f"Prompts of {context} tokens, {prompts}"
-        whole = (task, context) == groups[0]
-        columns = COLUMNS if whole else {key: COLUMNS[key] for key in list(COLUMNS)[:8]}
+        columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:9]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
     live = [row for row in ranked if "live_ratio" in row]
     if live:

@@ -27,7 +27,7 @@ Mask = NDArray[np.bool_]
 
 
 class Ranked(NamedTuple):
-    """A drafter at its best setting on the prompts judged on; ``tokens`` and ``seconds`` ``[prompts]``."""
+    """A drafter at its best setting on the prompts judged on; ``accepted`` are the tokens that it drafted itself."""
 
     setting: str
     trace: Trace
@@ -35,6 +35,7 @@ class Ranked(NamedTuple):
     tokens: NDArray[np.int64]
     seconds: NDArray[np.float64]
     steps: NDArray[np.int64] | NDArray[np.float64]  # means of sampled traces
+    accepted: NDArray[np.int64] | NDArray[np.float64]
 
     @property
     def speed(self) -> float:
@@ -49,10 +50,10 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
     Returns:
         One row for each drafter and group of prompts (a ``task``, a range of ``context``, all): ``drafter``, ``rank``
         by speed on all prompts, ``setting``; ``prompts``; ``tokens_per_second`` with ``_low`` and ``_high``;
-        ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted; ``gain`` over the first drafter
-        with ``_low``, ``_high`` and ``p_value``, paired by prompt, and whether it is ``level`` with it; ``alpha_1``,
-        ``alpha_2``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``. Intervals
-        are 95%, resampled by prompt, the turns of a conversation together.
+        ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted, and ``source_model`` of them the
+        drafter's; ``gain`` over the first with ``_low``, ``_high`` and ``p_value``, paired by prompt, and whether it is
+        ``level`` with it; ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying;
+        ``cost_doubt``. Intervals are 95%, resampled by prompt, the turns of a conversation together.
     """
     ranked = {name: _at_best(*of) for name, of in recorded.items()}
     ranked[NO_DRAFT] = _plain(next(iter(ranked.values())))
@@ -102,7 +103,8 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     tried = _replays(design.trace, costs, best)
     setting = recommended(totals(tried, conversations(design.trace)), fixed_name(best))
     outcome = tried[setting]
-    return Ranked(setting, design.trace, costs, outcome.committed, outcome.seconds, outcome.steps)
+    accepted = outcome.accepted - outcome.accepted_text
+    return Ranked(setting, design.trace, costs, outcome.committed, outcome.seconds, outcome.steps, accepted)
 
 
 def _replays(trace: Trace, costs: CostCurve, gamma: int) -> dict[str, Replay]:
@@ -113,7 +115,8 @@ def _replays(trace: Trace, costs: CostCurve, gamma: int) -> dict[str, Replay]:
 
 def _plain(of: Ranked) -> Ranked:
     tokens = np.diff(of.trace.offsets)
-    return of._replace(setting="plain", tokens=tokens, seconds=plain_seconds(of.trace, of.costs), steps=tokens)
+    none, seconds = np.zeros_like(tokens), plain_seconds(of.trace, of.costs)
+    return of._replace(setting="plain", tokens=tokens, seconds=seconds, steps=tokens, accepted=none)
 
 
 def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
@@ -152,6 +155,7 @@ def _row(
         **columns("tokens_per_second", ratio_interval(tokens, seconds)),
         "ratio_to_plain": float(plain_seconds(of.trace, of.costs)[mask].sum() / seconds.sum()),
         "tokens_per_step": float(tokens.sum() / of.steps[mask].sum()),
+        "source_model": float(of.accepted[mask].sum() / of.steps[mask].sum()),
         **columns("gain", gain),
         "p_value": gain.p_value,
         "level": is_level(gain),

@@ -13,8 +13,8 @@ from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH, FEATURES_NAME, H
 from draftgauge.training.reuse.request import SELF, TrainingSpec
 
 ROPE = "project-rope"
-SMALL: dict[str, Any] = {"batch": 4, "cache": Path(FEATURES_NAME)}
-LAPTOP: dict[str, Any] = {"questions": 800, "new_tokens": 96, "steps": 200, **SMALL}
+LAPTOP: dict[str, Any] = {"questions": 800, "new_tokens": 96, "steps": 200, "batch": 4, "cache": Path(FEATURES_NAME)}
+SHORT = LAPTOP | {"questions": 400, "steps": 100, "checkpoint_every": 25, "log_every": 25}
 GPU: dict[str, Any] = {"questions": 12000, "steps": 3000, "batch": 16}
 PER_TASK = 24  # of four tasks: 96 prompts
 HIDDEN, CONTROL = Variant("hidden"), Variant("control")
@@ -134,9 +134,7 @@ def short_block(request: TrainingSpec) -> Study:
     return replace(
         study,
         preset="short-block",
-        request=replace(
-            study.request, questions=400, new_tokens=96, steps=100, checkpoint_every=25, log_every=25, **SMALL
-        ),
+        request=replace(study.request, **SHORT),
         evaluation=replace(study.evaluation, per_task=12, live_prompts=8, tree_prompts=0, bottleneck_prompts=8),
         tuning=None,
     )

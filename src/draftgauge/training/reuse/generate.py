@@ -29,12 +29,11 @@ def groups(lengths: Sequence[int], new_tokens: int, most: int = GROUP_TOKENS) ->
 
 def group_tokens(module: PreTrainedModel) -> int:
     """How many tokens of prompts and answers go together on the module's device."""
-    free = free_bytes(module.device) if module.device.type == "cuda" else None
-    if free is None:
+    if module.device.type != "cuda":
         return GROUP_TOKENS
     text = module.config.get_text_config()
-    heads = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim(text)
-    return max(GROUP_TOKENS, free // CACHE_SHARE // (heads * module.dtype.itemsize))
+    token = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim(text) * module.dtype.itemsize
+    return max(GROUP_TOKENS, (free_bytes(module.device) or 0) // CACHE_SHARE // token)
 
 
 @torch.inference_mode()
