@@ -209,7 +209,7 @@ def rows_table(rows: Sequence[Row]) -> Iterator[str]:
         by_measure = {row["measure"]: row for row in own if "measure" in row}
         agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
         size = next(row["parameters"] for row in own if "parameters" in row)
-        over = by_measure.get("mat_minus_none") or by_measure.get("mat_minus_control")
+        over = by_measure.get("mat_minus_control")
         figures = [
             f"{size / 1e6:.1f}M",
             *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
@@ -252,7 +252,7 @@ def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
                 continue
             cells = [
                 *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
-                *(_estimate(by_measure[measure]) for measure in ("mat", "live_mat")),
+                *(_estimate(by_measure[each]) if each in by_measure else "" for each in ("mat", "live_mat")),
                 f"{trained[-1]:.0f}",
                 "" if None in seconds else f"{1e3 * min(seconds):.1f} ms",
             ]
@@ -330,7 +330,7 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
         cells = [
             *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else ("", "")),
             " ".join(depths),
-            alone[name] if own else "",
+            alone.get(name, ""),
             f"`{row['setting']}`",
             f"{row['tokens_per_step']:.2f}",
             f"{row['source_model']:.2f}" if depths else "",
@@ -342,8 +342,7 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def _drafter(row: Row) -> str:
     """A drafter of the study, in words."""
-    design = "control" if row["design"] == "none" else row["design"]  # its name in earlier rows
-    parts = [f"`{design}`"]
+    parts = [f"`{row['design']}`"]
     if row["design"] == "kv" and row["injection"] != PROJECT_ROPE:
         parts.append(row["injection"])
     if row["layers"] > 1:

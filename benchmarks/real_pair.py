@@ -49,7 +49,7 @@ RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 GGUF = {"Q4_K_M": ".gguf", "Q4_K_M-older": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp; on an older CPU
 # Of runs that were recorded for their costs, on few prompts: the run whose outcomes stand for theirs.
-OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h100": "bf16", "nf4": "nf4-h100"}
+OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h100": "bf16"}
 TASKS = ("code", "math", "chat", "summarization")
 COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125

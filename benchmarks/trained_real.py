@@ -34,6 +34,7 @@ SHORTEST, LONGEST = 200, 450  # characters of a quotation
 DRAFTERS = {
     "hidden-ttt": {"reuse": "hidden"},
     "kv-ttt": {"reuse": "kv"},
+    "hybrid-ttt": {"reuse": "hybrid"},
     "hidden-block": {"reuse": "hidden", "recipe": "block", "dflash": True},
     "control-block": {"reuse": "control", "recipe": "block"},
     "hidden-block-markov": {"reuse": "hidden", "recipe": "block", "markov_rank": 64, "dflash": False},

@@ -14,7 +14,6 @@ from draftgauge.drafters.reuse import building
 from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
 from draftgauge.models.reference import reference_path
-from draftgauge.training.reuse.request import TrainingSpec
 from tiny import tiny_model
 
 ROWS: list[dict[str, Any]] = [  # of the paper's step-wise table
@@ -187,9 +186,3 @@ def test_another_targets_shape() -> None:
 
 def test_frequent_tokens() -> None:
     assert frequent_tokens(torch.tensor([3, 0, 7, 3, 9, 3]), 4).tolist() == [0, 2, 3, 4]
-
-
-def test_the_earlier_name_of_the_control_is_read() -> None:
-    config = reuse_config(tiny_model().config, "control")
-    assert replace(config, design="none") == config
-    assert TrainingSpec(reuse="none") == TrainingSpec(reuse="control")

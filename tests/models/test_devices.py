@@ -15,7 +15,7 @@ from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelEr
 from draftgauge.models import compression, device, loading
 from draftgauge.models.compression import label_of, method_of
 from draftgauge.models.device import choose_device
-from draftgauge.models.loading import load_model
+from draftgauge.models.loading import engine_at, load_model
 from tiny import save_tiny, tokens
 
 needs_bitsandbytes = pytest.mark.skipif(
@@ -136,3 +136,10 @@ def test_a_checkpoint_that_would_become_plain_weights(folder: Path, tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=f"quantised by {method}, which .* would be measured as plain float32"):
         load_model(tmp_path, "uncompressed", "cpu")
+
+
+def test_a_quantised_target_has_another_engine_on_a_gpu() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    found = [engine_at("static", "bf16", each, gpu) for each in ("fp16", "nf4", "int8")]
+    assert (*found, engine_at("lean", "nf4", "bf16", gpu)) == ("static", "lean", "lean", "static")
+    assert engine_at("lean", "bf16", "nf4", cpu) == "lean"

@@ -31,7 +31,7 @@ from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measur
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.experts import experts_read
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.loading import planned_dtype
+from draftgauge.models.loading import engine_at, planned_dtype
 from draftgauge.models.rows import check_caches_fit
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
@@ -60,7 +60,9 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         if role == "draft" and isinstance(pair.draft_source, LanguageModelSource):
             loaded = (str(pair.draft_source.source), "draft")
         dtype = str(planned_dtype(loaded[0], compression, device, loaded[1])).removeprefix("torch.")
-        return ModelEntry(source, fingerprint, compression, model.family, model.engine, dtype, attention)
+        known = pair.compression if role == "target" and request.pair.loading.engine == "auto" else compression
+        engine = engine_at(model.engine, known, compression, device)
+        return ModelEntry(source, fingerprint, compression, model.family, engine, dtype, attention)
 
     def manifest(compression: str) -> Manifest:
         draft = None

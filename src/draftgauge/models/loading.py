@@ -18,6 +18,7 @@ from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelEr
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import (
     COMPRESSIONS,
+    QUANTISED,
     activation_dtype,
     check_quantises,
     draft_compression,
@@ -198,6 +199,13 @@ def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
         engine = _choose_engine(model)
     engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
     return engines.get(engine, ModulesModel)(model)
+
+
+def engine_at(engine: str, known: str, compression: str, device: torch.device) -> str:
+    """The engine that ``auto`` takes for a target at a compression, from the one that it took at another, ``known``."""
+    if device.type != "cuda" or engine == "modules" or (known in QUANTISED) == (compression in QUANTISED):
+        return engine
+    return "lean" if compression in QUANTISED else "static"
 
 
 def _choose_engine(model: PreTrainedModel) -> str:

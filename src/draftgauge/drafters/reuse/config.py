@@ -118,8 +118,6 @@ class ReuseConfig:
     mask_token: int | None = None
 
     def __post_init__(self) -> None:
-        if self.design == "none":  # its name in earlier versions
-            object.__setattr__(self, "design", "control")
         _check_choice("design", self.design, tuple(DESIGNS))
         _check_choice("injection", self.injection, INJECTIONS)
         if self.layers < 1:

@@ -23,7 +23,6 @@ Chart = tuple[str, Markup]
 PACKAGE = "draftgauge.studies.kvshot"
 TITLE = "Hidden states or the KV cache"
 LABELS = ("design", "layers", "injection", "init", "capacity", "remedy")
-CURRENT = {"none": "control", "mat_minus_none": "mat_minus_control"}
 # A design keeps its colour in every chart.
 DESIGN_STYLES = {
     "hidden": Series("blue", (), "o"),
@@ -149,8 +148,6 @@ def _grouped(rows: Sequence[Row]) -> list[Drafter]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if "capacity" in row:
-            # Rows of earlier versions call the control "none".
-            row = {key: CURRENT.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
             groups.setdefault(tuple(row.get(key) or "" for key in LABELS), []).append(row)
     return [Drafter(**dict(zip(LABELS, labels, strict=True)), rows=own) for labels, own in groups.items()]
 

@@ -135,8 +135,6 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     threads: int | None = None  # of torch in every process
 
     def __post_init__(self) -> None:
-        if self.reuse == "none":  # the control's name in earlier versions
-            object.__setattr__(self, "reuse", "control")
         at_least_one(self, *COUNTS)
         for name, choices in (
             ("recipe", RECIPES),
