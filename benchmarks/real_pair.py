@@ -55,7 +55,6 @@ COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
 COST_SECONDS = 240
 MOST_CHARACTERS = 3600  # of a prompt
-GROUP_TOKENS = 6_000  # of prompts and answers decoded together
 FITTED = ("stopping", "two-source", "speckv")
 TUNED = (
     "cumulative-confidence",
@@ -90,6 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--baselines", action="store_true", help="decode live beside transformers, not beside other rules"
     )
+    parser.add_argument("--cost-seconds", type=float, default=COST_SECONDS, help="for measuring what a step costs")
     parser.add_argument("--measure", action="store_true", help="measure the costs of recorded runs again")
     parser.add_argument("--minutes", type=float, default=60.0, help="of live decoding")
     args = parser.parse_args()
@@ -138,7 +138,7 @@ def record(args: argparse.Namespace, compression: str) -> None:
         prompts=prompts,
         max_new_tokens=NEW_TOKENS,
         gamma_max=GAMMA_MAX,
-        cost_seconds=COST_SECONDS,
+        cost_seconds=args.cost_seconds,
         measure=args.measure,
         out=args.runs / compression,
         progress=show_progress,
@@ -174,8 +174,7 @@ def answer(target: Path, compression: str, path: Path, out: Path) -> None:
     assert model.module is not None
     ends = end_tokens(model, tokenizer)
     encoded = [encode_with(tokenizer, prompt, Rendering()) for prompt in prompts]
-    most = GROUP_TOKENS if model.spec.device.type == "cpu" else group_tokens(model.module)
-    for group in groups([len(tokens) for tokens in encoded], NEW_TOKENS, most):
+    for group in groups([len(tokens) for tokens in encoded], NEW_TOKENS, group_tokens(model.module)):
         answers = greedy_answers(model.module, [encoded[n] for n in group], NEW_TOKENS, ends)
         with out.open("a", encoding="utf-8") as file:
             for number, tokens in zip(group, answers, strict=True):

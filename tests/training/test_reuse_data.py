@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch import Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings, plain_decode
 from draftgauge.models.loading import load_model, wrap
+from draftgauge.models.spec import cached_numbers
 from draftgauge.training.reuse import answers as answers_file
+from draftgauge.training.reuse import generate
 from draftgauge.training.reuse.answers import Answers, Conversation, describe, make_answers, read_answers
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of
@@ -252,3 +255,10 @@ def test_conversations_are_cut_and_those_without_an_answer_left_out() -> None:
         usable(found, 5, 1)
     with pytest.raises(DraftgaugeError, match="more than the longest conversation"):
         usable(found, 20, 19)
+
+
+def test_answers_go_together_as_a_gpus_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(generate, "free_bytes", lambda device: 8 << 30)
+    gpu = SimpleNamespace(device=torch.device("cuda"), config=model.config, dtype=torch.bfloat16)
+    assert generate.group_tokens(gpu) == (1 << 30) // (2 * cached_numbers(model.config))

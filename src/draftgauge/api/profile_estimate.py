@@ -23,7 +23,7 @@ from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.gguf_library import is_gguf
 from draftgauge.models.lean import most_places
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.spec import UNLIMITED, head_dim, read_configuration
+from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration
 
 ROW_BYTES = 18  # of a position: its prompt and number, token, entropy, accepted
 DRAFTED_BYTES = 16  # of a drafted token: itself and three signals
@@ -84,8 +84,7 @@ def _row(
         weights += sum(p.numel() for p in model.parameters()) * weight_bytes(held, dtype)
         context = getattr(config, "max_position_embeddings", None) or UNLIMITED
         places = most_places(min(measured, context), context) + of_batches
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        cache += places * width * 2 * config.num_hidden_layers * heads * head_dim(config)
+        cache += places * width * cached_numbers(config)
     vocabulary = models[0].config.get_text_config().vocab_size
     rows = min(DENSE_CHUNK, request.output.max_new_tokens + 1)
     if request.sampling.temperature > 0:  # of the whole output: its chances of acceptance need both distributions

@@ -62,6 +62,12 @@ def head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def cached_numbers(config: PreTrainedConfig) -> int:
+    """How many numbers the keys and values of one token are, over all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * head_dim(config))
+
+
 def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or {}
     return [kind for kind in (rope, *rope.values()) if isinstance(kind, dict) and "rope_type" in kind]

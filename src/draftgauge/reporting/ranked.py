@@ -24,6 +24,7 @@ COLUMNS: Columns = {
     "gain_interval": ("95% interval", str),
     "levelled": ("level with it", str),
     "tokens_per_step": ("tokens/step", decimals(2)),
+    "source_model": ("of the drafter", decimals(2)),
     "cost_ratio": ("draft / verify cost", percent),
     "weights_mib": ("weights, MiB", decimals(1)),
 }

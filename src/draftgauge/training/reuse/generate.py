@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.models.device import free_bytes
-from draftgauge.models.spec import head_dim
+from draftgauge.models.spec import cached_numbers
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
 GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache; on a GPU more, as far as memory goes
@@ -17,7 +17,7 @@ CACHE_SHARE = 8  # of a GPU's free memory, the part that is one group's cache: l
 DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: leaving copies the cache
 
 
-def groups(lengths: Sequence[int], new_tokens: int, most: int = GROUP_TOKENS) -> Iterator[list[int]]:
+def groups(lengths: Sequence[int], new_tokens: int, most: int) -> Iterator[list[int]]:
     """Groups of prompts of similar length, by index, longest first, as many together as their caches fit."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     start = 0
@@ -31,8 +31,7 @@ def group_tokens(module: PreTrainedModel) -> int:
     """How many tokens of prompts and answers go together on the module's device."""
     if module.device.type != "cuda":
         return GROUP_TOKENS
-    text = module.config.get_text_config()
-    token = 2 * text.num_hidden_layers * text.num_key_value_heads * head_dim(text) * module.dtype.itemsize
+    token = cached_numbers(module.config.get_text_config()) * module.dtype.itemsize
     return max(GROUP_TOKENS, (free_bytes(module.device) or 0) // CACHE_SHARE // token)
 
 
