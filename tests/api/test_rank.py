@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import draftgauge as dg
 from command_line import draftgauge, refusal, rows_of
-from draftgauge.api import profile as module
+from draftgauge.api import profile
+from draftgauge.api import rank as module
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies.registry import NO_DRAFT
+from draftgauge.fitting import ranking
+from draftgauge.fitting.ranking import FITTED, fitted_to, on_one_target, rank_rows
+from draftgauge.policies.base import Policy
+from draftgauge.policies.registry import NO_DRAFT, make_policy
 from draftgauge.replaying.evaluate import best_fixed_gamma
-from draftgauge.replaying.ranking import on_one_target, rank_rows
-from draftgauge.replaying.simulate import replay_fixed_all
+from draftgauge.replaying.simulate import replay, replay_fixed_all
+from draftgauge.traces.build import select
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.reader import read_trace
+from draftgauge.traces.trace import Trace
 from linear_costs import curve
 from small_profiles import SMALL, record
-from synthetic import synthetic_trace
+from synthetic import repeating_trace, synthetic_trace
 
 CHECKPOINTS = Path(__file__).parents[1] / "drafters" / "checkpoints"
 
@@ -83,8 +91,8 @@ def test_asked_again_nothing_is_recorded_anew(asked, ranked, monkeypatch: pytest
     def never(*arguments: object) -> None:
         raise AssertionError("recorded or measured again")
 
-    monkeypatch.setattr(module, "record_missing", never)
-    monkeypatch.setattr(module, "measure_pair", never)
+    monkeypatch.setattr(profile, "record_missing", never)
+    monkeypatch.setattr(profile, "measure_pair", never)
     assert dg.rank(**asked) == [row for row in ranked[1] if "rank" in row]
 
 
@@ -129,6 +137,29 @@ def test_live_ratios_stand_beside_the_modelled_ones(asked, words, ranked) -> Non
     assert "The order of live decoding is" in shown.stdout
 
 
+def test_a_fitted_rule_decodes_prompts_live_that_it_did_not_learn_from(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt: list[Trace] = []
+
+    def of(trace: Trace, costs: CostCurve) -> Policy:
+        learnt.append(trace)
+        return make_policy("two-source", trace.gamma_max, costs)
+
+    def with_fitted(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
+        return [row | {"setting": FITTED} if row["drafter"] == "lookup" else row for row in rank_rows(recorded)]
+
+    monkeypatch.setattr(module, "fitted_to", of)
+    monkeypatch.setattr(module, "rank_rows", with_fitted)
+    monkeypatch.setattr(module, "MIN_PROMPTS", 2)
+    rows = dg.rank(live=2, **asked)
+    (row,) = [row for row in rows if row["setting"] == FITTED and "live_ratio" in row]
+    assert row["live_mismatched_prompts"] == 0
+    recorded = read_trace(Path(row["run"]))
+    assert [prompt.index for prompt in learnt[0].prompts] == [prompt.index for prompt in recorded.prompts[2:]]
+    warned: list[str] = []
+    dg.rank(live=len(recorded.prompts) - 1, on_warning=warned.append, **asked)
+    assert "decodes prompts live that it was fitted on" in warned[-1]
+
+
 def test_costs_of_an_engine_take_the_place_of_those_measured(asked, ranked, tmp_path: Path) -> None:
     rows = ranked[1]
     run = next(Path(row["run"]) for row in rows if row.get("run") and row["drafter"] == "lookup")
@@ -165,6 +196,37 @@ def test_the_setting_of_a_drafter_is_as_fast_as_its_best_length() -> None:
     (row, *_) = [row for row in rank_rows({"one": (trace, costs)}) if row["drafter"] == "one" and row["task"] == "all"]
     best = replay_fixed_all(trace, costs)[best_fixed_gamma(trace, costs)]
     assert row["tokens_per_second"] >= 0.99 * best.tokens_per_second
+
+
+def overconfident(trace: Trace) -> Trace:
+    """As drafted by a drafter that is always sure, and seven times of eight wrong at its first token."""
+    wrong = (np.arange(trace.positions) % 8 > 0) & (trace.draft_token[:, 0] >= 0)
+    drafted = trace.draft_token.copy()
+    drafted[wrong, 0] = (trace.token[wrong] + 1) % 12
+    sure = np.where(np.isnan(trace.confidence), trace.confidence, 0.9).astype(np.float32)
+    return replace(trace, draft_token=drafted, accepted=np.where(wrong, 0, trace.accepted), confidence=sure)
+
+
+def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    named, costs = overconfident(repeating_trace(3, prompts=32, length=90, gamma_max=6, vocabulary=12)), curve(0.3)
+    trace = replace(named, prompts=tuple(replace(prompt, split="") for prompt in named.prompts))
+    learnt = list[set[str]]()
+
+    def watched(part: Trace, costs: CostCurve) -> Policy:
+        learnt.append({prompt.identifier for prompt in part.prompts})
+        return fitted_to(part, costs)
+
+    monkeypatch.setattr(ranking, "fitted_to", watched)
+    (row, *_) = rank_rows({"one": (trace, costs)})
+    assert [len(part) for part in learnt] == [16, 16]
+    assert not learnt[0] & learnt[1]
+    assert (row["drafter"], row["setting"], row["source_model"]) == ("one", FITTED, 0)
+    assert row["tokens_per_second"] > 1.3 * replay(trace, make_policy("two-source", 6, costs), costs).tokens_per_second
+    few = select(trace, np.arange(32) < 15)
+    assert all(row["setting"] != FITTED for row in rank_rows({"one": (few, costs)}))
+    learnt.clear()
+    rank_rows({"one": (named, costs)})
+    assert learnt == [{prompt.identifier for prompt in named.prompts if prompt.split == "train"}]
 
 
 def test_a_drafter_measured_on_a_busier_machine_is_not_slower_for_it() -> None:

@@ -87,6 +87,16 @@ def test_dropping_the_last_token_pays_where_verification_is_expensive() -> None:
     assert outcome.tokens_per_second > whole.tokens_per_second
 
 
+def test_a_drafter_that_is_not_worth_its_time_is_never_asked(traces) -> None:
+    dear = curve(2.0)
+    fitted = fit_two_source([traces[0]], [dear])
+    assert fitted.parameters["accepted_by_depth"] == [0.0] * GAMMA_MAX
+    outcome = replay(traces[1], fitted_policy(fitted, GAMMA_MAX, dear), dear)
+    assert outcome.drafted.sum() == 0 < outcome.appended.sum()
+    others = (make_policy(spec, GAMMA_MAX, dear) for spec in ("fixed:1", "lookup:least=2,tokens=4"))
+    assert outcome.tokens_per_second > max(replay(traces[1], other, dear).tokens_per_second for other in others)
+
+
 def test_what_cannot_be_fitted_is_said(traces) -> None:
     train, costs = traces[0], curve(0.1)
     with pytest.raises(TraceError, match="does not hold the target's chances"):

@@ -115,7 +115,7 @@ BROKEN = [
     ("stopping", "rate_scale", 0.0),
     ("stopping", "accepted_by_depth", [0.5]),
     ("stopping", "accepted_by_depth", [0.5] * 15 + [1.5]),
-    ("stopping", "accepted_by_depth", [0.5] * 15 + [0.0]),
+    ("stopping", "accepted_by_depth", [0.5] * 15 + [-0.5]),
     ("stopping", "accepted_by_depth", 0.5),
     ("two-source", "lookup.always", -math.inf),
     ("two-source", "accepted_by_depth", [0.5] * 17),

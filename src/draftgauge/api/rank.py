@@ -23,14 +23,15 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import LoadOptions, drafter_kind, drafter_kinds
+from draftgauge.fitting.ranking import FITTED, fitted_to, on_one_target, rank_rows
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
 from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.registry import NO_DRAFT
 from draftgauge.replaying.evaluate import ALL_TASKS
-from draftgauge.replaying.ranking import on_one_target, rank_rows
-from draftgauge.traces.build import select
+from draftgauge.replaying.splits import MIN_PROMPTS, design_of
+from draftgauge.traces.build import conversations, select
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
@@ -49,7 +50,7 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     in a folder of its own below ``out``, which the other verbs read too. Asked for again, it goes on where it stopped.
 
     Returns:
-        Rows as :func:`draftgauge.replaying.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
+        Rows as :func:`draftgauge.fitting.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
         and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
         With ``live``, the rows of all prompts have ``live_ratio`` over plain decoding with ``_low`` and ``_high``, and
         ``live_mismatched_prompts``, whose output is not that of plain decoding.
@@ -87,32 +88,58 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
             with left_out(drafter):
                 _record(request, drafter, run, next(iter(runs.values()), None), progress, on_warning)
                 runs[drafter] = run
-    rows = [] if not runs else rank_rows(_comparable(runs, given, on_warning))
+    recorded = {} if not runs else _comparable(runs, given, on_warning)
+    rows = [] if not runs else rank_rows(recorded)
     for row in rows:
         row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
         row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
         if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
-            row |= _live(request, row, progress)
+            row |= _live(request, request.live, row, recorded[row["drafter"]], progress, on_warning)
     return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
 
 
-def _live(request: RankRequest, row: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """What decoding with a drafter at its best setting, by turns with plain decoding, says of a few prompts."""
+def _live(
+    request: RankRequest,
+    count: int,
+    row: Mapping[str, Any],
+    recorded: tuple[Trace, CostCurve],
+    progress: Progress,
+    on_warning: Warn,
+) -> dict[str, Any]:
+    """What decoding the first prompts with a drafter at its best setting, by turns with plain decoding, gains."""
+    trace, costs = recorded
+    setting = row["setting"]
+    fitted = {setting: fitted_to(_not_decoded(trace, count, on_warning), costs)} if setting == FITTED else {}
     asked = BenchRequest(
         folder=Path(row["run"]),
-        policies=(row["setting"],),
+        policies=() if fitted else (setting,),
         pair=PairSpec(machine=request.machine, loading=request.loading),
-        prompts=PromptSpec(limit=request.live),
+        prompts=PromptSpec(limit=count),
         over=PLAIN,
         baselines=False,
         rounds=1,
         randomness=request.randomness,
     )
-    rows = bench(asked, progress=lambda what, done, total: progress(f"{row['drafter']}: {what}", done, total))
-    (live,) = (each for each in rows if each["policy"] == row["setting"] and each["task"] == ALL_TASKS)
+    rows = bench(
+        asked, objects=fitted, progress=lambda what, done, total: progress(f"{row['drafter']}: {what}", done, total)
+    )
+    (live,) = (each for each in rows if each["policy"] == setting and each["task"] == ALL_TASKS)
     release_unused()
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     return ratios | {"live_mismatched_prompts": live["mismatched_prompts"]}
+
+
+def _not_decoded(trace: Trace, count: int, on_warning: Warn) -> Trace:
+    """What a rule is fitted on for a live run: training prompts, else those judged on without the first ``count``."""
+    design = design_of(trace)
+    if design.train is not None:
+        return design.train
+    numbers = conversations(trace)
+    others = select(trace, numbers > numbers[:count][-1])
+    if len(others.prompts) >= MIN_PROMPTS:
+        return others
+    on_warning(f"{FITTED} decodes prompts live that it was fitted on: fewer than {MIN_PROMPTS} are left besides them")
+    return trace
 
 
 def _run_folders(request: RankRequest) -> dict[str, Path]:

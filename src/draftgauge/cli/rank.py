@@ -40,6 +40,8 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
 
 def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     """Tables of all prompts, then of each task and range of lengths; what is wrong with costs."""
+    from draftgauge.fitting.ranking import FITTED
+
     ranked = [row for row in rows if "rank" in row]
     groups = list(dict.fromkeys((row["task"], row["context"]) for row in ranked))
     for task, context in groups:
@@ -49,6 +51,14 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         title = title if context is None else f"Prompts of {context} tokens, {prompts}"
         columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:9]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
+    if any(row["setting"] == FITTED for row in ranked):
+        console.print(
+            f"{FITTED}: to this drafter, judged on other prompts. For use: "
+            "draftgauge fit RUN --policy two-source --out FILE.json, and --policy FILE.json",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     live = [row for row in ranked if "live_ratio" in row]
     if live:
         order = sorted(live, key=lambda row: -row["live_ratio"])

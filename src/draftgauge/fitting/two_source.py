@@ -27,7 +27,8 @@ TAIL_WEIGHTS = (0.0, 0.3, 1.0)
 
 
 def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
-    """Fit the chances of drafted and of looked-up tokens, and ``tail_weight`` by the speed that the rule reaches.
+    """Fit the chances of drafted and of looked-up tokens, and by the speed that the rule reaches ``tail_weight``, and
+    whether to draft at all: a drafter that is not worth its time is never asked, as none of its tokens counts on.
 
     Args:
         traces: dense and greedy, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
@@ -46,7 +47,9 @@ def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: in
     constant, slope, agrees, disagrees = np.round([constant, *weights], DIGITS).tolist()
     lookup = LookupNumbers(*np.round([lookup_constant, *by_match], DIGITS).tolist())
     numbers = TwoSourceNumbers(constant, slope, agrees, disagrees, lookup, accepted_by_depth(traces))
-    candidates = [_scaled(replace(numbers, tail_weight=weight), traces, costs) for weight in TAIL_WEIGHTS]
+    never = replace(numbers, accepted_by_depth=(0.0,) * gamma_max)
+    tried = (never, *(replace(numbers, tail_weight=weight) for weight in TAIL_WEIGHTS))
+    candidates = [_scaled(each, traces, costs) for each in tried]
     best = max(candidates, key=lambda each: each[1])[0]
     return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, to_mapping(best), trained_on=keys_of(traces))
 

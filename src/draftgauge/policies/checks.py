@@ -37,11 +37,11 @@ def check_tokens(name: str, key: str, tokens: int, least: int = 1) -> None:
 
 
 def check_shares(name: str, key: str, values: Sequence[float], count: int) -> None:
-    """Raise ``DraftgaugeError`` unless there are so many fitted values, each above 0 and at most 1."""
+    """Raise ``DraftgaugeError`` unless there are so many fitted values, each from 0 to 1."""
     if len(values) != count:
         raise DraftgaugeError(f"policy {name}: {key} must have {count} values, one for each depth, not {len(values)}")
-    if not all(0 < value <= 1 for value in values):
-        raise DraftgaugeError(f"policy {name}: {key} must be above 0 and at most 1, not {list(values)}")
+    if not all(0 <= value <= 1 for value in values):
+        raise DraftgaugeError(f"policy {name}: {key} must be from 0 to 1, not {list(values)}")
 
 
 def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int) -> tuple[int, ...]:

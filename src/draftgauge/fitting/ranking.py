@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.errors import TraceError
+from draftgauge.fitting.two_source import fit_two_source
+from draftgauge.policies.base import Policy
+from draftgauge.policies.fitted import fitted_policy
 from draftgauge.policies.registry import NO_DRAFT, compared_policies, fixed_name, make_policy
+from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, plain_seconds, task_masks
 from draftgauge.replaying.rows import sum_by_prompt
-from draftgauge.replaying.simulate import Replay, can_replay, replay
-from draftgauge.replaying.splits import design_of
-from draftgauge.replaying.verdict import is_level, recommended, totals
+from draftgauge.replaying.simulate import can_replay, replay
+from draftgauge.replaying.splits import MIN_PROMPTS, Design, design_of
+from draftgauge.replaying.verdict import is_level, recommended
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.build import conversations, select
@@ -23,29 +29,40 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
+FITTED = f"{TWO_SOURCE}, fitted"
+"""The setting whose numbers were fitted to the drafter, as ``draftgauge fit`` does."""
 Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+class Outcome(NamedTuple):
+    """What decoding took, ``[prompts]`` each; ``accepted`` are the tokens that the drafter drafted itself."""
+
+    tokens: Floats
+    seconds: Floats
+    steps: Floats
+    accepted: Floats
 
 
 class Ranked(NamedTuple):
-    """A drafter at its best setting on the prompts judged on; ``accepted`` are the tokens that it drafted itself."""
+    """A drafter at its best setting on the prompts judged on."""
 
     setting: str
     trace: Trace
     costs: CostCurve
-    tokens: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-    steps: NDArray[np.int64] | NDArray[np.float64]  # means of sampled traces
-    accepted: NDArray[np.int64] | NDArray[np.float64]
+    of: Outcome
 
     @property
     def speed(self) -> float:
-        return float(self.tokens.sum() / self.seconds.sum())
+        return float(self.of.tokens.sum() / self.of.seconds.sum())
 
 
 def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
     """Drafters from the fastest to the slowest, plain decoding ("no-draft") among them.
 
-    The setting of each is that of the verdict on its run (:func:`~draftgauge.replaying.verdict.recommended`).
+    The setting of each is the simplest that is level with its fastest
+    (:func:`~draftgauge.replaying.verdict.recommended`): a fixed length, a rule with the numbers it is shipped with, or
+    ``two-source`` fitted to this drafter on other prompts than it is judged on.
 
     Returns:
         One row for each drafter and group of prompts (a ``task``, a range of ``context``, all): ``drafter``, ``rank``
@@ -99,24 +116,50 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
 
 def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     design = design_of(trace)
-    best = best_fixed_gamma(design.training, costs)
-    tried = _replays(design.trace, costs, best)
-    setting = recommended(totals(tried, conversations(design.trace)), fixed_name(best))
-    outcome = tried[setting]
-    accepted = outcome.accepted - outcome.accepted_text
-    return Ranked(setting, design.trace, costs, outcome.committed, outcome.seconds, outcome.steps, accepted)
+    best = fixed_name(best_fixed_gamma(design.training, costs))
+    policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *compared_policies())}
+    tried = {name: _replayed(design.trace, costs, of) for name, of in policies.items() if can_replay(trace, of)}
+    with suppress(TraceError):  # too few prompts, or texts in which nothing is looked up
+        tried[FITTED] = _with_fitted(design, costs)
+    numbers = conversations(design.trace)
+    timed = {
+        name: (sum_by_prompt(numbers, of.tokens), sum_by_prompt(numbers, of.seconds)) for name, of in tried.items()
+    }
+    setting = recommended(timed, best)
+    return Ranked(setting, design.trace, costs, tried[setting])
 
 
-def _replays(trace: Trace, costs: CostCurve, gamma: int) -> dict[str, Replay]:
-    settings = dict.fromkeys((NO_DRAFT, fixed_name(gamma), *compared_policies()))
-    policies = {setting: make_policy(setting, trace.gamma_max, costs) for setting in settings}
-    return {name: replay(trace, policy, costs) for name, policy in policies.items() if can_replay(trace, policy)}
+def _with_fitted(design: Design, costs: CostCurve) -> Outcome:
+    """By the rule of two sources, fitted on the training prompts; where there are none, on every other conversation for
+    those between, and the other way round.
+    """
+    if design.train is not None:
+        return _replayed(design.trace, costs, fitted_to(design.train, costs))
+    half = conversations(design.trace) % 2
+    arrays = np.zeros((len(Outcome._fields), len(half)))
+    for mask in (half == 0, half == 1):
+        policy = fitted_to(select(design.trace, ~mask), costs)
+        arrays[:, mask] = _replayed(select(design.trace, mask), costs, policy)
+    return Outcome(*arrays)
+
+
+def fitted_to(trace: Trace, costs: CostCurve) -> Policy:
+    """The rule of two sources with numbers fitted to a drafter."""
+    if len(trace.prompts) < MIN_PROMPTS:
+        raise TraceError(f"{len(trace.prompts)} prompts are too few to fit on, {MIN_PROMPTS} are needed")
+    return fitted_policy(fit_two_source([trace], [costs]), trace.gamma_max, costs)
+
+
+def _replayed(trace: Trace, costs: CostCurve, policy: Policy) -> Outcome:
+    of = replay(trace, policy, costs)
+    taken = of.committed, of.seconds, of.steps, of.accepted - of.accepted_text
+    return Outcome(*(np.asarray(values, np.float64) for values in taken))
 
 
 def _plain(of: Ranked) -> Ranked:
-    tokens = np.diff(of.trace.offsets)
-    none, seconds = np.zeros_like(tokens), plain_seconds(of.trace, of.costs)
-    return of._replace(setting="plain", tokens=tokens, seconds=seconds, steps=tokens, accepted=none)
+    tokens = np.diff(of.trace.offsets).astype(np.float64)
+    outcome = Outcome(tokens, plain_seconds(of.trace, of.costs), tokens, np.zeros_like(tokens))
+    return of._replace(setting="plain", of=outcome)
 
 
 def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
@@ -142,8 +185,9 @@ def _row(
     def summed(values: NDArray[Any]) -> NDArray[np.float64]:
         return sum_by_prompt(numbers, values[mask])
 
-    tokens, seconds = summed(of.tokens), summed(of.seconds)
-    gain = paired_gain(tokens, seconds, summed(first.tokens), summed(first.seconds))
+    outcome = of.of
+    tokens, seconds = summed(outcome.tokens), summed(outcome.seconds)
+    gain = paired_gain(tokens, seconds, summed(first.of.tokens), summed(first.of.seconds))
     depths = [] if name == NO_DRAFT else acceptance_by_depth(select(of.trace, mask), resamples=1)
     alphas = {f"alpha_{row['depth']}": row["rate"] for row in depths if row["task"] == ALL_TASKS}
     return {
@@ -154,8 +198,8 @@ def _row(
         "prompts": int(mask.sum()),
         **columns("tokens_per_second", ratio_interval(tokens, seconds)),
         "ratio_to_plain": float(plain_seconds(of.trace, of.costs)[mask].sum() / seconds.sum()),
-        "tokens_per_step": float(tokens.sum() / of.steps[mask].sum()),
-        "source_model": float(of.accepted[mask].sum() / of.steps[mask].sum()),
+        "tokens_per_step": float(tokens.sum() / outcome.steps[mask].sum()),
+        "source_model": float(outcome.accepted[mask].sum() / outcome.steps[mask].sum()),
         **columns("gain", gain),
         "p_value": gain.p_value,
         "level": is_level(gain),
