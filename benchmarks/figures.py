@@ -326,7 +326,11 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
         own = trained.get(name)
         rates = [row.get(f"alpha_{depth}") for depth in range(1, 6)]
         depths = [f"{rate:.2f}" for rate in rates if rate is not None]
-        live = "{live_ratio:.2f}x [{live_ratio_low:.2f}, {live_ratio_high:.2f}]".format(**row) if depths else ""
+        live = (
+            "{live_ratio:.2f}x [{live_ratio_low:.2f}, {live_ratio_high:.2f}]".format(**row)
+            if "live_ratio" in row
+            else ""
+        )
         cells = [
             *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else ("", "")),
             " ".join(depths),

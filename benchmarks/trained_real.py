@@ -21,6 +21,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import numpy as np
 from common import RESULTS, save, show_progress
 from real_pair import drawn_prompts
 
@@ -28,6 +29,11 @@ from draftgauge.api.rank import rank
 from draftgauge.api.replay import replay
 from draftgauge.api.train import train
 from draftgauge.core.prompts import TEST
+from draftgauge.fitting.logistic import judged_tokens
+from draftgauge.replaying.rows import draft_caps
+from draftgauge.statistics.bootstrap import columns
+from draftgauge.statistics.crossed import Counts, difference, interval, mean_accepted
+from draftgauge.traces.reader import read_trace
 
 SEED, PROMPTS, QUESTIONS = 0, 1000, 700
 SHORTEST, LONGEST = 200, 450  # characters of a quotation
@@ -39,6 +45,8 @@ DRAFTERS = {
     "control-block": {"reuse": "control", "recipe": "block"},
     "hidden-block-markov": {"reuse": "hidden", "recipe": "block", "markov_rank": 64, "dflash": False},
     "kv-block-markov": {"reuse": "kv", "recipe": "block", "markov_rank": 64},
+    "hidden-ttt-1": {"reuse": "hidden", "seed": 1},
+    "hybrid-ttt-1": {"reuse": "hybrid", "seed": 1},
 }
 TRAINING = {
     "questions": QUESTIONS,
@@ -68,7 +76,7 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=8, help="of them, prompts to decode live")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    prompts, out = args.out / "prompts.jsonl", args.out / "drafters"
+    prompts, out, runs = args.out / "prompts.jsonl", args.out / "drafters", args.out / "rank"
     if not prompts.exists():
         write_prompts(prompts)
     shared = {"prompts": prompts, "answers": args.out / "answers.jsonl", "cache": args.out / "features"}
@@ -79,7 +87,7 @@ def main() -> None:
     ranked = rank(
         drafters=(*(str(out / name) for name in DRAFTERS), "lookup"),
         target=args.target,
-        out=args.out / "rank",
+        out=runs,
         prompts=drawn_prompts(args.prompts, args.out / "judged-on.jsonl"),
         split=TEST,
         per_task=args.per_task,
@@ -90,7 +98,7 @@ def main() -> None:
         live=args.live,
         progress=show_progress,
     )
-    save(RESULTS, "trained-smollm2.json", [*trained, *ranked, *alone(args.out / "rank")])
+    save(RESULTS, "trained-smollm2.json", [*trained, *ranked, *alone(runs), both_over_one(runs)])
 
 
 def alone(runs: Path) -> list[dict[str, Any]]:
@@ -100,6 +108,28 @@ def alone(runs: Path) -> list[dict[str, Any]]:
         (row,) = (each for each in replay(run, policies=(RULE,)) if (each["policy"], each["task"]) == (RULE, "all"))
         rows.append({"alone": run.name.removeprefix("drafters-")} | {key: row[key] for key in KEPT_ALONE})
     return rows
+
+
+def both_over_one(runs: Path) -> dict[str, Any]:
+    """What reading both gains over hidden states alone, drafting from every position; over prompts and two seeds."""
+    both, one = (
+        Counts.stack([counts(runs / f"drafters-{design}-ttt{seed}") for seed in ("", "-1")])
+        for design in ("hybrid", "hidden")
+    )
+    figures = {"seeds": 2, "prompts": both.reached.shape[1]}
+    for name, of in (("hybrid", both), ("hidden", one)):
+        figures |= {name: interval(of, mean_accepted).estimate}
+    return {"difference": "hybrid-ttt"} | figures | columns("tokens_per_step", difference(both, one, mean_accepted))
+
+
+def counts(run: Path) -> Counts:
+    trace = read_trace(run)
+    depth, caps = np.arange(1, trace.gamma_max + 1), draft_caps(trace)
+    sums = [
+        np.add.reduceat(of.astype(np.int64), trace.offsets[:-1])
+        for of in (judged_tokens(trace), depth <= np.minimum(trace.accepted, caps)[:, None])
+    ]
+    return Counts.of(*sums)
 
 
 def write_prompts(path: Path) -> None:
