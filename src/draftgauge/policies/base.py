@@ -80,19 +80,15 @@ class Policy(Protocol):
     @property
     def reads(self) -> Reads:
         """The signals that it reads; a class attribute will do."""
-        ...
 
     def reset(self) -> None:
         """Forget what belongs to one prompt (what is learned across prompts may stay)."""
-        ...
 
     def limit(self) -> int:
         """The most tokens to draft in the step that begins now; 0 drafts nothing."""
-        ...
 
     def keep_drafting(self, signal: Signal) -> bool:
         """Asked after each drafted token: draft another one?"""
-        ...
 
     def observe(self, step: Step) -> None: ...
 
@@ -116,7 +112,6 @@ class ReadsText(Protocol):
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
         """The prompt of the output that begins now, told after ``reset``."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +125,6 @@ class Extends(Protocol):
 
     def extend(self, room: int) -> Sequence[int]:
         """The tokens to append, at most ``room``."""
-        ...
 
 
 @runtime_checkable
@@ -145,7 +139,6 @@ class DropsLast(Protocol):
 
     def drops_last(self) -> bool:
         """Whether to drop the last drafted token."""
-        ...
 
 
 def seconds_by_length(costs: CostCurve, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
@@ -212,7 +205,6 @@ class StatelessPolicy(Policy, Protocol):
 
         Must agree with ``limit`` and ``keep_drafting`` asked token by token.
         """
-        ...
 
 
 def first_stop(stops: NDArray[np.bool_], gamma: int) -> NDArray[np.int64]:

@@ -48,7 +48,6 @@ class FeatureSource(Protocol):
 
     def __call__(self, batch: Batch) -> Features:
         """Features of all positions of the batch, and the logits ``[n, V]`` of those where it is taught."""
-        ...
 
     def prefetch(self, batch: Batch) -> None: ...
 
