@@ -68,10 +68,6 @@ def residual(linear: Any, pack: bool, norm: Norm | None = None) -> Residual:
     return lambda x, inner: x.add_(norm(project(inner)))
 
 
-def softcapped(project: Projection, cap: float) -> Projection:
-    return lambda x: project(x).div_(cap).tanh_().mul_(cap)
-
-
 def _concatenate(parts: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat([part.detach() for part in parts])
 
