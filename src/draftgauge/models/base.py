@@ -36,9 +36,7 @@ class ModelSpec:
 
     @property
     def keeps_on_device(self) -> bool:
-        """Whether drafted tokens are best read once a step, as each read waits for an accelerator; also on the static
-        engine.
-        """
+        """Whether drafted tokens are best read once a step: on an accelerator, and on the static engine."""
         return self.device.type != "cpu" or self.engine == "static"
 
 

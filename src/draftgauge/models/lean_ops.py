@@ -59,9 +59,7 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
 
 
 def residual(linear: Any, pack: bool, norm: Norm | None = None) -> Residual:
-    """A function of the residual ``x`` and an inner activation that adds the linear's output, normed in Gemma 2 and 3,
-    to ``x`` in place.
-    """
+    """A function that adds a linear's output, normed in Gemma 2 and 3, to the residual ``x`` in place."""
     project = projection([linear], pack)
     if norm is None:
         return lambda x, inner: x.add_(project(inner))

@@ -142,9 +142,7 @@ class DropsLast(Protocol):
 
 
 def seconds_by_length(costs: CostCurve, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
-    """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context
-    lengths: a policy is not told the length of the context.
-    """
+    """``[gamma_max + 1]`` seconds of steps that draft 0, 1, ... tokens, at the middle measured context length."""
     return costs.step_seconds(np.arange(gamma_max + 1), _middle_context(costs), reads)
 
 
@@ -196,9 +194,7 @@ class SignalArrays:
 
 @runtime_checkable
 class StatelessPolicy(Policy, Protocol):
-    """A policy that decides by the signals of the step alone, so that all positions can be decided at once:
-    tuning replays it at dozens of settings.
-    """
+    """A policy that decides by the step's signals alone, so all positions can be decided at once, as tuning does."""
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Draft length wanted at every position, ``[positions]``, before the end of the output caps it.

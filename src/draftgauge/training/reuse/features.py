@@ -107,9 +107,7 @@ def cache_identity(
 
 
 def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The manifest of a cache that agrees with what is wanted, as far as that is known; None where there is no cache
-    yet.
-    """
+    """The manifest of a cache, if it agrees with what is wanted so far as known; None where there is no cache yet."""
     path = folder / MANIFEST
     if not path.exists():
         if folder.exists() and not (folder.is_dir() and all(child.name.startswith(".") for child in folder.iterdir())):
@@ -136,9 +134,7 @@ def make_cache(
     identity: CacheIdentity,
     progress: Progress = silent,
 ) -> None:
-    """Compute and keep the features of conversations; whole shards of an interrupted call are kept. Of several
-    processes, one does it.
-    """
+    """Compute and keep features, by one process of several; whole shards of an interrupted call are kept."""
     require_writable(folder.parent)
     with alone(folder):
         plan = TapPlan(identity.hidden_layers, identity.kv_layers)
