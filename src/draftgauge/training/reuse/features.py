@@ -135,6 +135,7 @@ def make_cache(
     progress: Progress = silent,
 ) -> None:
     """Compute and keep features, by one process of several; whole shards of an interrupted call are kept."""
+    check_cache_folder(folder, identity.mapping())  # before a lock is left beside a folder that is no cache
     require_writable(folder.parent)
     with alone(folder):
         plan = TapPlan(identity.hidden_layers, identity.kv_layers)
