@@ -1,6 +1,4 @@
-"""A cost curve without measurements: every step costs 1 second and a tenth for each drafted token, and more for a
-longer context.
-"""
+"""Costs without measurements: a step costs 1 second, a tenth for each drafted token, and more for a long context."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``draftgauge fit`` on written traces: what it writes serves ``replay``, and what it cannot fit is said before
-anything is written.
-"""
+"""``draftgauge fit`` on written traces: what it writes serves ``replay``, what it cannot fit is said at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Drafts that go on with tokens of the text: exact where outputs are sampled, the same as plain decoding where greedy,
-and replayed step by step as they ran.
-"""
+"""Drafts that go on with tokens of the text: exact where sampled, plain decoding's where greedy, replayed as run."""
 
 from __future__ import annotations
 

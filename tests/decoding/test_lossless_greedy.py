@@ -16,7 +16,7 @@ from draftgauge.drafters.base import Draft
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.static_model import StaticModel
-from draftgauge.policies.base import Extends, Signal
+from draftgauge.policies.base import Extends, PolicyBase, Signal
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import POLICIES, make_policy
 from linear_costs import LinearCosts
@@ -38,7 +38,7 @@ DRAFTERS = {  # and what they draft for
 }
 
 
-class RandomPolicy:
+class RandomPolicy(PolicyBase):
     """Any limit, and a coin after each drafted token."""
 
     reads = frozenset(SignalName)
@@ -51,9 +51,6 @@ class RandomPolicy:
 
     def keep_drafting(self, signal) -> bool:
         return self._random.random() < 0.8
-
-    def observe(self, step) -> None:
-        pass
 
 
 @functools.cache

@@ -7,17 +7,12 @@ is cheaper than the others, and the draft takes longer where it has several toke
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
-from torch import Tensor
 
-from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.drafters.base import Draft, KeepDrafting
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -26,8 +21,8 @@ from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
 from draftgauge.replaying.simulate import backlogs
 from draftgauge.traces.costs import CostCurve
+from timed_work import Clock, TimedDrafter, TimedModel
 from tiny import tiny_model, tokens
-from wrapped_model import WrappedModel
 
 GAMMA_MAX = 5
 LOOKING = 0.4
@@ -46,50 +41,15 @@ class DropsTheLast(FixedLength):
         return True
 
 
-class Machine:
-    """A noisy clock."""
+class Machine(Clock):
+    """A noisy one."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
         self.rng = np.random.default_rng(0)
 
     def spend(self, seconds: float) -> None:
-        self.now += seconds * self.rng.lognormal(0.0, 0.05)
-
-
-class TimedPasses(WrappedModel):
-    """A pass over ``k`` tokens takes ``seconds[k]`` on the machine, a longer one as long as the last."""
-
-    def __init__(self, model: CachedModel, machine: Machine, seconds: tuple[float, ...]) -> None:
-        super().__init__(model)
-        self.machine, self.seconds = machine, seconds
-
-    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        self.machine.spend(self.seconds[min(len(tokens), len(self.seconds) - 1)])
-        return self.model.forward(tokens, last_only)
-
-
-class TimedSignals(LanguageModelDrafter):
-    """Signals take time; so does a step's bookkeeping."""
-
-    machine: Machine
-
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        draft = super().propose(limit, keep_drafting, reads)
-        if keep_drafting:
-            self.machine.spend(len(draft.signals) * LOOKING)
-        return draft
-
-    def commit(self, accepted: int, tokens: list[int]) -> None:
-        super().commit(accepted, tokens)
-        self.machine.spend(STEP)
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
-    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
-    return machine
+        super().spend(seconds * self.rng.lognormal(0.0, 0.05))
 
 
 def modelled(curve: CostCurve, prompt: int, steps: list[Step], policy: object) -> float:
@@ -103,19 +63,19 @@ def modelled(curve: CostCurve, prompt: int, steps: list[Step], policy: object) -
     return float(seconds + curve.catch_up_seconds(waiting, drafted).sum())
 
 
-def measured(machine: Machine) -> tuple[CachedModel, TimedSignals, CostCurve]:
+def measured(machine: Machine) -> tuple[CachedModel, TimedDrafter, CostCurve]:
     """A pair whose passes take time on the machine, and its cost curve."""
-    target = TimedPasses(wrap(tiny_model(seed=1)), machine, (0.0, 10.0, 15.0, 16.0, 17.0, 18.0, 19.0))
-    draft = TimedPasses(wrap(tiny_model(seed=1, num_hidden_layers=1)), machine, (0.0, 2.0, 3.0))
-    drafter = TimedSignals(draft)
-    drafter.machine = machine
+    verifying, drafting = (10.0, 15.0, 16.0, 17.0, 18.0, 19.0), (2.0, 3.0)  # by tokens, more take as long as the last
+    small = wrap(tiny_model(seed=1, num_hidden_layers=1))
+    target = TimedModel(wrap(tiny_model(seed=1)), machine, lambda tokens: verifying[min(tokens, 6) - 1])
+    drafter = TimedDrafter(TimedModel(small, machine, lambda tokens: drafting[min(tokens, 2) - 1]), LOOKING, STEP)
     plan = MeterPlan(tokens(60, seed=1).tolist(), (30, 90), gamma_max=GAMMA_MAX, seconds=10_000.0)
     return target, drafter, measure_costs(target, drafter, plan, np.random.default_rng(0))
 
 
-def test_modelled_seconds_are_those_of_the_live_loop(machine: Machine) -> None:
+def test_modelled_seconds_are_those_of_the_live_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where tokens are left out, or appended from a prompt that repeats itself."""
-    target, drafter, curve = measured(machine)
+    target, drafter, curve = measured(Machine(monkeypatch))
     settings = DecodingSettings(max_new_tokens=40)
     for copies, spec in itertools.product((1, 2), POLICIES):
         policy = DropsTheLast(4) if spec == "drops" else make_policy(spec, GAMMA_MAX, curve)

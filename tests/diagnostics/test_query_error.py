@@ -1,6 +1,4 @@
-"""The query estimation error: nothing where the future query is a known function of the input, and what a direct
-computation gives elsewhere.
-"""
+"""The query estimation error: 0 where the future query follows from the input, elsewhere what is computed directly."""
 
 from __future__ import annotations
 

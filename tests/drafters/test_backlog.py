@@ -16,7 +16,7 @@ from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDraft
 from draftgauge.drafters.base import Draft, backlog_of, keeps_drafted
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.models.taps import attach_taps
-from draftgauge.policies.base import PolicyBase, Signal, Step
+from draftgauge.policies.base import PolicyBase, Step
 from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.replaying.simulate import backlogs
 from draftgauge.traces.costs import CostCurve
@@ -48,9 +48,6 @@ class CopiesOrDrafts(Any):
     def read(self, prompt_tokens: Sequence[int]) -> None:
         self.index = NgramIndex()
         self.index.extend(prompt_tokens)
-
-    def keep_drafting(self, signal: Signal) -> bool:
-        return True
 
     def extend(self, room: int) -> list[int]:
         return self.index.continuation(min(room, 3))

@@ -1,6 +1,4 @@
-"""Joint attention against one masked softmax over all keys, forwards and backwards; rotation and its inverse; the
-injections.
-"""
+"""Joint attention against one masked softmax over all keys, forwards and backwards; rotation; the injections."""
 
 from __future__ import annotations
 

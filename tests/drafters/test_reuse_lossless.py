@@ -1,6 +1,4 @@
-"""Drafters that read their target, live: output as without them, drafts as the training unrolls them, and a draft that
-fits is accepted.
-"""
+"""Drafters that read their target, live: output as without them, drafts as in training, and what fits is accepted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""llama.cpp's server on the bundled pair: the outputs and the accepted tokens of draftgauge, and advice from what it
-counts.
-"""
+"""llama.cpp's server on the bundled pair: outputs and accepted tokens of draftgauge, advice from what it counts."""
 
 from __future__ import annotations
 

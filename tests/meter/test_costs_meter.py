@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
-from draftgauge.drafters.base import Draft, KeepDrafting
+from draftgauge.drafters.base import Draft
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, rising_row
 from draftgauge.meter.steps import BACKLOGS
@@ -21,46 +17,16 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.costs import CostCurve
 from synthetic import synthetic_trace
+from timed_work import Clock, TimedDrafter, TimedModel
 from tiny import tiny_model, tokens
-from wrapped_model import WrappedModel
 
 GAMMA_MAX = 3
 TEXT = tokens(60, seed=1).tolist()
 
 
-class Clock:
-    """A clock that stands still unless it is told that time passes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-
-class SlowModel(WrappedModel):
-    """Takes ``base + each * k`` seconds of a clock for a pass over ``k`` tokens."""
-
-    def __init__(self, model: CachedModel, clock: Clock, base: float, each: float) -> None:
-        super().__init__(model)
-        self.clock, self.base, self.each = clock, base, each
-
-    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-        self.clock.now += self.base + self.each * len(tokens)
-        return self.model.forward(tokens, last_only)
-
-
-class SlowDrafter(LanguageModelDrafter):
-    """Each look takes half a second of a clock, and committing five."""
-
-    clock: Clock
-
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        draft = super().propose(limit, keep_drafting, reads)
-        self.clock.now += 0.5 * len(draft.signals) if keep_drafting else 0.0
-        return draft
-
-    def commit(self, accepted: int, tokens: list[int]) -> None:
-        self.clock.now += 5.0
-        super().commit(accepted, tokens)
+def slow(model: CachedModel, clock: Clock, base: float, each: float) -> TimedModel:
+    """Takes ``base + each * k`` seconds for a pass over ``k`` tokens."""
+    return TimedModel(model, clock, lambda tokens: base + each * tokens)
 
 
 @pytest.fixture
@@ -82,8 +48,8 @@ def measure(target: CachedModel, drafter: Drafter, contexts: tuple[int, ...] = (
 
 
 def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel], clock: Clock) -> None:
-    target, drafter = SlowModel(pair[0], clock, 10.0, 1.0), SlowDrafter(SlowModel(pair[1], clock, 2.0, 0.0))
-    drafter.clock = clock
+    target, draft = slow(pair[0], clock, 10.0, 1.0), slow(pair[1], clock, 2.0, 0.0)
+    drafter = TimedDrafter(draft, looking=0.5, step=5.0)
     curve = measure(target, drafter, seconds=20_000.0)
     assert curve.contexts == (40, 90)
     for verify, draft in zip(curve.verify, curve.draft, strict=True):
@@ -100,7 +66,7 @@ def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel],
 
 
 def test_what_taking_in_several_tokens_adds(pair: tuple[CachedModel, CachedModel], clock: Clock) -> None:
-    target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.5)
+    target, draft = slow(pair[0], clock, 10.0, 1.0), slow(pair[1], clock, 2.0, 0.5)
     curve = measure(target, LanguageModelDrafter(draft), seconds=20_000.0)
     assert curve.keeps_drafted
     assert curve.catch_up == pytest.approx([0.5 * (tokens - 1) for tokens in range(1, BACKLOGS + 1)], abs=0.02)
@@ -114,7 +80,7 @@ def test_the_time_is_kept_where_a_step_takes_half_a_second(
     pair: tuple[CachedModel, CachedModel], clock: Clock, seconds: float
 ) -> None:
     """The longest drafts take two seconds and a prompt of a thousand tokens ten."""
-    target, draft = SlowModel(pair[0], clock, 0.5, 0.01), SlowModel(pair[1], clock, 0.1, 0.001)
+    target, draft = slow(pair[0], clock, 0.5, 0.01), slow(pair[1], clock, 0.1, 0.001)
     told: list[int] = []
     contexts = (40, 90, 120)
     curve = measure(
@@ -145,7 +111,7 @@ def test_the_time_is_kept_where_a_step_takes_half_a_second(
 def test_what_cannot_be_left_out_is_measured_whatever_the_time(
     pair: tuple[CachedModel, CachedModel], clock: Clock
 ) -> None:
-    target, draft = SlowModel(pair[0], clock, 10.0, 1.0), SlowModel(pair[1], clock, 2.0, 0.0)
+    target, draft = slow(pair[0], clock, 10.0, 1.0), slow(pair[1], clock, 2.0, 0.0)
     told: list[int] = []
     progress = lambda done, total: told.append(done)  # noqa: E731
     with pytest.warns(UserWarning, match="drafts of 0, 1, 8 tokens were timed at contexts of 40 tokens"):
@@ -160,12 +126,11 @@ def test_what_cannot_be_left_out_is_measured_whatever_the_time(
 def test_no_marginal_cost_is_below_0_on_a_noisy_machine(pair: tuple[CachedModel, CachedModel], clock: Clock) -> None:
     rng = np.random.default_rng(3)
 
-    class NoisyModel(SlowModel):
-        def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
-            self.clock.now += rng.choice([0.0, 20.0, 40.0])
-            return super().forward(tokens, last_only)
+    def noise() -> float:
+        return float(rng.choice([0.0, 20.0, 40.0]))
 
-    target, draft = NoisyModel(pair[0], clock, 10.0, 0.01), NoisyModel(pair[1], clock, 0.1, 0.0)
+    target = TimedModel(pair[0], clock, lambda tokens: noise() + 10.0 + 0.01 * tokens)
+    draft = TimedModel(pair[1], clock, lambda tokens: noise() + 0.1)
     curve = measure(target, LanguageModelDrafter(draft), seconds=10_000.0)
     for row in (*curve.verify, *curve.draft):
         assert min(np.diff(row)) >= 0

@@ -1,6 +1,4 @@
-"""Every policy reads what it declares to read: no signal more, as it is neither computed nor charged, and no signal
-less.
-"""
+"""Every policy reads what it declares to read: no signal more, for which it is not charged, and no signal less."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every policy keeps its contract: within gamma_max, the same at once as token by token, and clear about what it cannot
-take.
-"""
+"""Every policy keeps its contract: within gamma_max, at once as token by token, clear about what it cannot take."""
 
 from __future__ import annotations
 

@@ -55,9 +55,7 @@ def expected(trace: Trace, policy: Policy, name: str) -> float:
 
 
 def test_a_fixed_length_by_hand() -> None:
-    """Drafting one: refused at 0 (1/2) leads to 1, accepted (1/2) to 2; at 1 there is room for one token, at 2 for
-    none.
-    """
+    """Drafting one: from 0 to 1 if refused (1/2), to 2 if accepted (1/2); room for one token at 1, for none at 2."""
     trace = three_tokens([0.5, 0.25, 0.9], [[0.9, 0.9]] * 3)
     one, two = FixedLength(1), FixedLength(2)
     assert expected(trace, one, "steps") == pytest.approx(1 + 0.5 + (0.5 + 0.5 * 0.75))
@@ -71,9 +69,7 @@ def test_a_fixed_length_by_hand() -> None:
 
 
 def test_what_is_drafted_after_a_refused_token_counts() -> None:
-    """At 0.5 the policy goes on after a first token that is refused or not alike, as it sees the signal of its
-    distribution alone.
-    """
+    """At 0.5 the policy goes on after a first token, refused or not: it sees the signal of its distribution alone."""
     sure, unsure = [0.9, 0.9], [0.1, 0.9]
     stops = ConfidenceThreshold(0.5, 2)
     assert expected(three_tokens([0.5, 1, 1], [sure] * 3), stops, "drafted") == pytest.approx(2 + 0.5 * 1)

@@ -1,6 +1,4 @@
-"""The study: the published digits from the published records, and its measures on made-up ones whose answers are
-known.
-"""
+"""The study: the published digits from the published records, and its measures on made-up ones with known answers."""
 
 from __future__ import annotations
 

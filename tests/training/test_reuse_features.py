@@ -1,6 +1,4 @@
-"""Features kept on disk are those computed in the step, up to their precision; another run's are never taken for this
-one's.
-"""
+"""Features kept on disk are those computed in the step, up to their precision, and never those of another run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A training learns, is the same for every design but for the design, and a killed one ends where an uninterrupted one
-does.
-"""
+"""A training learns, is alike for every design but for the design, and if killed ends as an uninterrupted one."""
 
 from __future__ import annotations
 

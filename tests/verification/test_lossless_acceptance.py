@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -42,6 +43,17 @@ def judge(drafted: list[int], *options) -> Verdict:
     return Verdict(*accept(torch.tensor(drafted, dtype=torch.int64), *options).tolist())
 
 
+def speculated(q: torch.Tensor, p: torch.Tensor) -> Callable[[], tuple[int, ...]]:
+    """What one step commits whose draft is drawn from ``q``."""
+
+    def program() -> tuple[int, ...]:
+        drafted = acceptance_module.draw(q, None).tolist()
+        verdict = judge(drafted, q, p, None)
+        return (*drafted[: verdict.accepted], verdict.token)
+
+    return program
+
+
 def product_law(target: torch.Tensor) -> Law:
     return completed({(): 1.0}, target)
 
@@ -52,13 +64,7 @@ def test_committed_tokens_have_the_target_law(monkeypatch, vocabulary, gamma, sa
     enumerator = Enumerator(monkeypatch)
     q = probabilities(logits(vocabulary, gamma, vocabulary), sampling)
     p = probabilities(logits(100 + gamma, gamma + 1, vocabulary), sampling)
-
-    def program():
-        drafted = acceptance_module.draw(q, None).tolist()
-        verdict = judge(drafted, q, p, None)
-        return (*drafted[: verdict.accepted], verdict.token)
-
-    assert_same_law(completed(enumerator.law(program), p), product_law(p))
+    assert_same_law(completed(enumerator.law(speculated(q, p)), p), product_law(p))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -90,13 +96,7 @@ def test_one_hot_drafts_have_the_target_law(monkeypatch, drafted, sampling):
     ids=["other settings", "a narrower vocabulary"],
 )
 def test_draft_and_target_may_differ_in_settings_and_vocabulary(monkeypatch, q, p):
-
-    def program():
-        drafted = acceptance_module.draw(q, None).tolist()
-        verdict = judge(drafted, q, p, None)
-        return (*drafted[: verdict.accepted], verdict.token)
-
-    assert_same_law(completed(Enumerator(monkeypatch).law(program), p), product_law(p))
+    assert_same_law(completed(Enumerator(monkeypatch).law(speculated(q, p)), p), product_law(p))
 
 
 def test_the_seeded_draws_of_accept_follow_the_law():

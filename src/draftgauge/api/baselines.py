@@ -105,9 +105,7 @@ class TransformersBaseline:
 
 
 def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
-    """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, of models that
-    transformers runs.
-    """
+    """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, if it runs these."""
     if pair.target.module is None:
         return []
     baselines = {name: TransformersBaseline(pair, name) for name in (GENERATE, PROMPT_LOOKUP)}

@@ -100,8 +100,7 @@ class Evidence:
 
 
 def first_tokens(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The positions from which something was drafted, and the chance that its first token is accepted: 0 or 1 of greedy
-    decoding."""
+    """Positions from which something was drafted, and the chance that its first token is accepted (greedy: 0 or 1)."""
     rows = np.flatnonzero(trace.drafted > 0)
     if trace.sampled is not None:
         return rows, np.nan_to_num(trace.sampled.acceptance[rows]).astype(np.float64)

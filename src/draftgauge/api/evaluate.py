@@ -30,7 +30,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.crossed import Counts, alpha_intervals, interval, mean_accepted, retention
+from draftgauge.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
 
 Row = dict[str, Any]
@@ -107,13 +107,7 @@ def evaluation_rows(measured: DrafterEvaluation) -> list[Row]:
     """What :func:`evaluate` returns, from the counts."""
     forced = Counts.of(measured.reached, measured.accepted)
     agreed, survived = (Counts.of(measured.positions, counts) for counts in (measured.agreed, measured.accepted))
-    by_depth = zip(alpha_intervals(forced), alpha_intervals(agreed), alpha_intervals(survived), strict=True)
-    rows: list[Row] = [
-        {"depth": depth, "alpha": alpha.estimate, "low": alpha.low, "high": alpha.high}
-        | columns("agreement", agreement)
-        | columns("survival", survival)
-        for depth, (alpha, agreement, survival) in enumerate(by_depth)
-    ]
+    rows: list[Row] = list(depth_rows(forced, agreed, survived))
     live = Counts.of(measured.live_reached, measured.live_accepted)
     trees = len(measured.tree_steps) > 0
     rows.append(

@@ -32,9 +32,7 @@ EncodedPrompt = tuple[Prompt, list[int]]
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """What prompts need of a target: its tokenizer, the longest sequence, and, for later turns of a conversation, its
-    greedy answer to some tokens in at most so many.
-    """
+    """What prompts need of a target: tokenizer, longest sequence, and, for later turns, its greedy ``answer``."""
 
     tokenizer: PreTrainedTokenizerBase
     context: int
@@ -84,9 +82,7 @@ def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
 def encode_prompts(
     model: PromptEncoder, prompts: Sequence[Prompt], path: Path, max_new_tokens: int, spec: PromptSpec
 ) -> list[EncodedPrompt]:
-    """Token ids of the prompts; those longer than the models take, beside ``max_new_tokens``, are refused, truncated to
-    their end, or left out, as ``spec`` says.
-    """
+    """Token ids of prompts; those too long beside ``max_new_tokens`` are refused, cut or left out, as ``spec`` says."""
     longest = model.context - max_new_tokens
     if longest < 1:
         raise PromptError(

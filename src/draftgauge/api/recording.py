@@ -159,9 +159,7 @@ def record_missing(
 def measure_pair(
     pair: Pair, encoded: Sequence[EncodedPrompt], request: ProfileRequest, progress: Progress, run: Path
 ) -> None:
-    """Measure the cost curve at the context lengths of these prompts and save it into a run: that of single requests
-    before batches are measured, so that it is kept if they fail.
-    """
+    """Measure a run's cost curve at the context lengths of these prompts; it is saved before batches are measured."""
     lengths = [len(tokens) for _, tokens in encoded]
     plan = MeterPlan(
         text=[token for _, tokens in encoded for token in tokens],

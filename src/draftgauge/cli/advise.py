@@ -26,12 +26,9 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     shown = sorted(estimated, key=lambda row: -row["speedup"])[:SHOWN] if estimated else rows
     counted = f"the {len(shown)} fastest of {len(rows)} settings" if len(shown) < len(rows) else "all settings"
     title = f"{request.engine}: {counted}" if estimated else request.engine
-    show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if estimated or key not in _SPEEDS})
+    show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if estimated or key != "speedup"})
     advised = next((row for row in rows if row["advised"]), None)
     page = environment("draftgauge.serving", autoescape=False).get_template("advice.txt.j2")
     text = page.render(engine=request.engine, advised=advised, settings=request.settings)
     console.print(text.strip(), highlight=False, markup=False, soft_wrap=True)
     return rows
-
-
-_SPEEDS = ("speedup",)

@@ -291,6 +291,11 @@ def by_target(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> 
     )
 
 
+def named(*keys: str) -> dict[str, str]:
+    """Columns whose headings are their keys in words."""
+    return {key: key.replace("_", " ") for key in keys}
+
+
 def label(row: Mapping[str, Any]) -> str:
     """What a row is about: its run where there are several, else its target's compression."""
     return str(row.get("run") or row["compression"])

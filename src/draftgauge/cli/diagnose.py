@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import DiagnoseRequest
-from draftgauge.cli.console import progress, show_table
+from draftgauge.cli.console import named, progress, show_table
 
-DRAFTER = {"design": "design", "recipe": "recipe", "layers": "layers", "injection": "injection", "seeds": "seeds"}
-QUERY = DRAFTER | {
-    "depth": "depth",
-    "layer": "layer",
+DRAFTER = named("design", "recipe", "layers", "injection", "seeds")
+QUERY = {
+    **DRAFTER,
+    **named("depth", "layer"),
     "target_layer": "of target layer",
     "query_kl": "KL, nats [95%]",
     "uniform_kl": "KL of uniform attention",
@@ -22,10 +22,9 @@ CONTROLS = DRAFTER | {
     "agreement_own_query": "with its own",
     "difference": "difference [95%]",
 }
-GRADIENTS = DRAFTER | {
-    "group": "group",
-    "depth": "depth",
-    "gradient_norm": "gradient norm",
+GRADIENTS = {
+    **DRAFTER,
+    **named("group", "depth", "gradient_norm"),
     "gradient_to_weight": "over weights",
     "gradient_share": "positions reached",
     "draft_share": "of the draft",

@@ -6,15 +6,9 @@ import shlex
 from typing import Any
 
 from draftgauge.api.requests import ExportRequest
-from draftgauge.cli.console import console, show_table
+from draftgauge.cli.console import console, named, show_table
 
-COLUMNS = {
-    "format": "format",
-    "tensors": "tensors",
-    "parameters": "parameters",
-    "depths": "trained for",
-    "target": "target",
-}
+COLUMNS = named("format", "tensors", "parameters") | {"depths": "trained for"} | named("target")
 SERVED = {"eagle3": {"vLLM": "vllm", "SGLang": "sglang"}, "dflash": {"vLLM": "vllm"}}
 
 

@@ -16,7 +16,6 @@ COLUMNS = {
     "gain": "gain over best fixed [95%]",
     "captured": "captured",
 }
-
 OVER_ONE_SOURCE = {"best_rival": "best simple rule, tuned", "gain_over_rival": "gain over it [95%]"}
 
 

@@ -6,24 +6,19 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.cli.console import by_target, console, progress, show_table, warn
+from draftgauge.cli.console import by_target, console, named, progress, show_table, warn
 
-COLUMNS = {
-    "task": "task",
-    "prompts": "prompts",
+COLUMNS = named("task", "prompts") | {
     "mean_accepted": "tokens accepted of the longest draft",
     "first_accepted": "first accepted",
     "best_fixed_gamma": "best length (0: do not draft)",
     "tokens": "tokens",
     "cost_ratio": "draft / verify cost",
 }
-
-
 EXPERT_COLUMNS = {"k": "k", "ms": "verify(k), ms", "experts": "experts that a layer reads"}
 PLAN_COLUMNS = {
     "compression": "target",
-    "prompts": "prompts",
-    "positions": "positions",
+    **named("prompts", "positions"),
     "longest": "longest text",
     "weights_gib": "weights GiB",
     "cache_gib": "keys, values GiB",

@@ -16,8 +16,6 @@ COLUMNS = {
     "p_holm": "p (Holm)",
     "captured": "captured",
 }
-
-
 BATCH_COLUMNS = {
     "compression": "target",
     "batch": "requests",

@@ -5,29 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
-from draftgauge.cli.console import IncompleteError, console, errors, escaped, progress, show_table
+from draftgauge.cli.console import IncompleteError, console, errors, escaped, named, progress, show_table
 from draftgauge.core.load import busy_note, machine_load
 
-POOLED = {
-    "drafter": "drafter",
-    "alpha_0": "alpha 0",
-    "alpha_3": "alpha 3",
-    "alpha_6": "alpha 6",
-    "retention": "retention",
-    "agreement_0": "agreement 0",
-    "agreement_6": "agreement 6",
+POOLED = named("drafter", "alpha_0", "alpha_3", "alpha_6", "retention", "agreement_0", "agreement_6") | {
     "mat": "MAT, all positions [95%]",
     "live_mat": "MAT, live",
     "tree_mat": "MAT, trees",
 }
-PLAN = {
-    "stage": "stage",
-    "runs": "runs",
-    "left": "left",
-    "steps": "steps a run",
-    "hours": "hours",
-    "hours_left": "hours left",
-}
+PLAN = named("stage", "runs", "left") | {"steps": "steps a run"} | named("hours", "hours_left")
 VERDICTS = {
     "prediction": "",
     "verdict": "verdict",
@@ -38,15 +24,8 @@ VERDICTS = {
     "statement": "what was asked",
     "reason": "why not",
 }
-POLICIES = {
-    "policy": "policy",
-    "compression": "target",
-    "expected_tokens": "expected tokens/step",
-    "published": "published",
-}
-PREDICTORS = {
-    "model": "model",
-    "test_correlation": "test correlation",
+POLICIES = named("policy") | {"compression": "target", "expected_tokens": "expected tokens/step"} | named("published")
+PREDICTORS = named("model", "test_correlation") | {
     "published_correlation": "published",
     "test_mse": "test MSE",
     "decision_ms": "ms a decision",
@@ -57,11 +36,7 @@ SPLIT = {
     "longer_percent": "drafting 8, %",
     "choosing_percent": "choosing, %",
 }
-SPEED = {
-    "compression": "target",
-    "gamma": "gamma",
-    "tokens_per_second": "measured tokens/s [95%]",
-}
+SPEED = {"compression": "target", "gamma": "gamma", "tokens_per_second": "measured tokens/s [95%]"}
 
 
 def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:

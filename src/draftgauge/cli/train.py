@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import TrainRequest
-from draftgauge.cli.console import console, errors, progress, show_table
+from draftgauge.cli.console import console, errors, named, progress, show_table
 from draftgauge.core.load import busy_note, machine_load
 from draftgauge.core.printable import speed
 
@@ -19,15 +19,8 @@ PLAN_COLUMNS = {
     "hours": "hours",
     "disk_features": "features GB",
     "disk": "disk GB",
-    "device": "device",
-    "devices": "devices",
-}
-COLUMNS = {
-    "design": "design",
-    "parameters": "parameters",
-    "steps": "steps",
-    "tokens": "tokens",
-    "seconds": "seconds",
+} | named("device", "devices")
+COLUMNS = named("design", "parameters", "steps", "tokens", "seconds") | {
     "tokens_per_second": "tokens/s",
     "loss": "last loss, nats",
     "peak_memory_gib": "peak GiB",

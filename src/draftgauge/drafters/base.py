@@ -62,7 +62,6 @@ class Drafter(Protocol):
 
     def prefill(self, context: list[int]) -> None:
         """Start a new sequence with the prompt's tokens."""
-        ...
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         """Draft up to ``limit`` tokens after the committed text, fewer after an end token.
@@ -71,11 +70,9 @@ class Drafter(Protocol):
         limit and has no signals, which saves computing them and, on an accelerator, waiting for each token. Signals
         hold what ``reads`` names; other values are NaN, and -1 for the token.
         """
-        ...
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         """The step committed ``tokens``: ``accepted`` drafted ones, then looked-up ones and the target's own."""
-        ...
 
 
 @runtime_checkable
@@ -84,7 +81,6 @@ class DraftsUnread(Protocol):
 
     def propose_unread(self, limit: int) -> UnreadDraft | None:
         """Draft ``limit`` tokens; None where ``propose`` must be called instead."""
-        ...
 
 
 @runtime_checkable
@@ -96,11 +92,9 @@ class CatchesUp(Protocol):
 
     def keeps_drafted(self) -> bool:
         """Whether accepted tokens stay in its cache from drafting, and are not processed again."""
-        ...
 
     def backlog(self) -> int:
         """Committed tokens that it must process before the next proposal."""
-        ...
 
 
 @runtime_checkable

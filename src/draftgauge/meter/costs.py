@@ -50,9 +50,7 @@ Floats = NDArray[np.float64]
 
 
 def default_contexts(prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Context lengths worth measuring for some prompts: where the first step starts, the median, where the last one
-    ends.
-    """
+    """Contexts worth measuring for some prompts: where the first step starts, the median, where the last one ends."""
     prompts, outputs = np.asarray(prompt_tokens), np.asarray(output_tokens)
     return tuple(sorted({int(prompts.min()), int(np.median(prompts + outputs // 2)), int((prompts + outputs).max())}))
 

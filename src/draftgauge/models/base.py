@@ -36,9 +36,7 @@ class ModelSpec:
 
     @property
     def keeps_on_device(self) -> bool:
-        """Whether drafted tokens are best read once a step, as each read waits for an accelerator; also on the static
-        engine.
-        """
+        """Whether drafted tokens are best read once a step: on an accelerator, and on the static engine."""
         return self.device.type != "cpu" or self.engine == "static"
 
 
@@ -51,11 +49,9 @@ class BranchSession(Protocol):
         Raises:
             ModelError: if a branch would exceed the model's context.
         """
-        ...
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these branches only, in this order; ``rows`` are int64 indices into the present ones."""
-        ...
 
 
 class CachedModel(Protocol):
@@ -69,11 +65,9 @@ class CachedModel(Protocol):
     @property
     def length(self) -> int:
         """Tokens in the cache."""
-        ...
 
     def reset(self) -> None:
         """Empty the cache."""
-        ...
 
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         """Append tokens ``[k]``, int64 on the model's device, at least one.
@@ -85,11 +79,9 @@ class CachedModel(Protocol):
         Raises:
             ModelError: if the sequence would exceed ``spec.context``.
         """
-        ...
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` tokens of the cache; the others are forgotten."""
-        ...
 
     def branches(self, starts: Tensor) -> BranchSession:
         """Open short branches off the cached sequence, to be decoded together, the cache left as it is.
@@ -103,4 +95,3 @@ class CachedModel(Protocol):
         Raises:
             ModelError: if a start is outside the cached sequence.
         """
-        ...

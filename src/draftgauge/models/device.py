@@ -51,8 +51,7 @@ def numbered(device: str | torch.device | None, number: int) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a device, what PyTorch has reserved there and does not use included; None where it cannot be found
-    out."""
+    """Free memory of a device, with what PyTorch has reserved there and does not use; None where it is not known."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused

@@ -79,9 +79,7 @@ def is_drafter_checkpoint(config: Mapping[str, Any]) -> bool:
 
 
 def check_index(source: str | Path) -> None:
-    """Refuse an index that names anything but safetensors of the same folder: pickled weights run code when they are
-    read.
-    """
+    """Refuse an index that names anything but safetensors of its folder: to read pickled weights can run code."""
     found = cached_file(
         str(source),
         INDEX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -41,13 +42,10 @@ class HiddenStates:
     def reserve(self, begin: int, end: int) -> Tensor:
         """The whole store ``[positions, S, H]`` with room up to ``end``; rows from ``begin`` on are to be written."""
         if end > len(self._rows):
-            self._grow(min(max(end, 2 * len(self._rows)), self._context), begin)
+            grown = self._rows.new_empty(min(max(end, 2 * len(self._rows)), self._context), *self._rows.shape[1:])
+            grown[:begin] = self._rows[:begin]
+            self._rows = grown
         return self._rows
-
-    def _grow(self, capacity: int, used: int) -> None:
-        rows = self._rows.new_empty(capacity, *self._rows.shape[1:])
-        rows[:used] = self._rows[:used]
-        self._rows = rows
 
 
 @contextmanager
@@ -55,15 +53,12 @@ def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int
     """Inside the block ``take(layer, states)`` gets the output ``[B, k, H]`` of each of these decoder layers."""
     blocks = decoder_layers(module)
 
-    def hook(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def look(block: nn.Module, inputs: object, output: Tensor) -> None:
-            take(layer, output)  # and return nothing: it would replace the output
-
-        return look
+    def look(layer: int, block: nn.Module, inputs: object, output: Tensor) -> None:
+        take(layer, output)  # and return nothing: it would replace the output
 
     with ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(blocks[layer].register_forward_hook(hook(layer)))
+            hooks.enter_context(blocks[layer].register_forward_hook(partial(look, layer)))
         yield
 
 
@@ -107,18 +102,14 @@ def catching_heads(
     """
     caught: dict[tuple[int, Part], Tensor] = {}
 
-    def hook(layer: int, part: Part, attention: Any) -> Callable[[nn.Module, object, Tensor], None]:
+    def catch(layer: int, part: Part, attention: Any, module: nn.Module, inputs: object, output: Tensor) -> None:
+        heads = output.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
         head_norm = getattr(attention, _PROJECTIONS[part][1] or "no norm", None)
-
-        def catch(projection: nn.Module, inputs: object, output: Tensor) -> None:
-            heads = output.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-            caught[layer, part] = heads if head_norm is None else head_norm(heads)
-
-        return catch
+        caught[layer, part] = heads if head_norm is None else head_norm(heads)
 
     with ExitStack() as hooks:
         for layer, part in product(layers, parts):
             attention: Any = decoder_layers(module)[layer].self_attn
             projection = getattr(attention, _PROJECTIONS[part][0])
-            hooks.enter_context(projection.register_forward_hook(hook(layer, part, attention)))
+            hooks.enter_context(projection.register_forward_hook(partial(catch, layer, part, attention)))
         yield caught

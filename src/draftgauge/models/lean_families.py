@@ -1,6 +1,4 @@
-"""Which models the lean engine runs, and whether one is still what transformers made: fused weights are right only
-then.
-"""
+"""Which models the lean engine runs, and whether one is still what transformers made, as fused weights need."""
 
 from __future__ import annotations
 

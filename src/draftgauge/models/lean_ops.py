@@ -59,17 +59,11 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
 
 
 def residual(linear: Any, pack: bool, norm: Norm | None = None) -> Residual:
-    """A function of the residual ``x`` and an inner activation that adds the linear's output, normed in Gemma 2 and 3,
-    to ``x`` in place.
-    """
+    """A function that adds a linear's output, normed in Gemma 2 and 3, to the residual ``x`` in place."""
     project = projection([linear], pack)
     if norm is None:
         return lambda x, inner: x.add_(project(inner))
     return lambda x, inner: x.add_(norm(project(inner)))
-
-
-def softcapped(project: Projection, cap: float) -> Projection:
-    return lambda x: project(x).div_(cap).tanh_().mul_(cap)
 
 
 def _concatenate(parts: Sequence[nn.Parameter]) -> Tensor:

@@ -36,7 +36,6 @@ from draftgauge.models.lean_ops import (
     projection,
     residual,
     rotation,
-    softcapped,
 )
 
 Update = Callable[[Tensor], object]
@@ -107,7 +106,7 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
         embed=_embedding(decoder.embed_tokens),
         layers=tuple(_fuse_layer(layer, config, pack) for layer in decoder.layers),
         norm=_norm_of(config)(decoder.norm.weight, config.rms_norm_eps),
-        head=head if cap is None else softcapped(head, cap),
+        head=head if cap is None else lambda x: head(x).div_(cap).tanh_().mul_(cap),
         rotaries=tuple(partial(decoder.rotary_emb, layer_type=kind) for kind in bases) or (decoder.rotary_emb,),
         score=score,
         mix=_mix(score, decoder.layers[0].self_attn.head_dim),

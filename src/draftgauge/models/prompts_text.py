@@ -129,9 +129,7 @@ def _check_arguments(tokenizer: PreTrainedTokenizerBase, template_args: Mapping[
 
 
 def answers_warning(answers: Sequence[Sequence[int]], end_tokens: frozenset[int] = frozenset()) -> str | None:
-    """What looks wrong with a model's answers, token lists without their ``end_tokens``: empty, or repeating; None if
-    nothing.
-    """
+    """What looks wrong with answers, tokens without their ``end_tokens``: empty, or repeating; None if nothing."""
     contents = [[token for token in answer if token not in end_tokens] for answer in answers]
     empty = sum(not content for content in contents)
     repeating = sum(len(content) >= _SHORT and distinct_share([content]) < _REPEATING for content in contents)

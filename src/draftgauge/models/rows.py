@@ -233,9 +233,7 @@ def bucket_of(end: int, capacity: int, first: int) -> int:
 
 
 def check_caches_fit(caches: Sequence[tuple[LeanModel, int]], rows: int) -> None:
-    """Refuse caches of ``rows`` sequences, each of a model and a length, that do not fit into their devices' free
-    memory.
-    """
+    """Refuse caches of ``rows`` sequences, each of a model and a length, that exceed their devices' free memory."""
     needed: defaultdict[torch.device, int] = defaultdict(int)
     for model, capacity in caches:
         weights, spec = model._weights, model.spec

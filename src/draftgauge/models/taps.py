@@ -31,9 +31,7 @@ __all__ = ["Features", "TapPlan", "Taps", "attach_taps", "batch_features", "defa
 
 
 class Taps:
-    """Hidden states and KV of the text that a model's cache holds, by position: views, valid until its next
-    ``forward``.
-    """
+    """Hidden states and KV of the text in a model's cache, by position: views, valid until its next ``forward``."""
 
     def __init__(self, model: LeanModel | ModulesModel, plan: TapPlan, store: HiddenStates | None) -> None:
         self.plan = plan

@@ -1,5 +1,4 @@
-"""How transformers and PyTorch are called: the cache argument's name, attention kernels, and what is kept off the
-terminal."""
+"""How transformers and PyTorch are called: the cache argument's name, attention kernels, no bars or hints."""
 
 from __future__ import annotations
 

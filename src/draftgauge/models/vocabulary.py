@@ -48,9 +48,7 @@ def _show(token: str | None) -> str:
 
 
 def end_tokens(*sources: Any) -> frozenset[int]:
-    """Ids that end a text: all that models, configurations or tokenizers name; of a model, both its configurations
-    count.
-    """
+    """Ids that end a text: all that models (in both their configurations), configurations or tokenizers name."""
     end_ids: set[int] = set()
     for source in sources:
         model = getattr(source, "module", source)

@@ -80,19 +80,15 @@ class Policy(Protocol):
     @property
     def reads(self) -> Reads:
         """The signals that it reads; a class attribute will do."""
-        ...
 
     def reset(self) -> None:
         """Forget what belongs to one prompt (what is learned across prompts may stay)."""
-        ...
 
     def limit(self) -> int:
         """The most tokens to draft in the step that begins now; 0 drafts nothing."""
-        ...
 
     def keep_drafting(self, signal: Signal) -> bool:
         """Asked after each drafted token: draft another one?"""
-        ...
 
     def observe(self, step: Step) -> None: ...
 
@@ -116,7 +112,6 @@ class ReadsText(Protocol):
 
     def read(self, prompt_tokens: Sequence[int]) -> None:
         """The prompt of the output that begins now, told after ``reset``."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +125,6 @@ class Extends(Protocol):
 
     def extend(self, room: int) -> Sequence[int]:
         """The tokens to append, at most ``room``."""
-        ...
 
 
 @runtime_checkable
@@ -145,13 +139,10 @@ class DropsLast(Protocol):
 
     def drops_last(self) -> bool:
         """Whether to drop the last drafted token."""
-        ...
 
 
 def seconds_by_length(costs: CostCurve, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
-    """``[gamma_max + 1]`` seconds of a step that drafts 0, 1, ... tokens, at the middle one of the measured context
-    lengths: a policy is not told the length of the context.
-    """
+    """``[gamma_max + 1]`` seconds of steps that draft 0, 1, ... tokens, at the middle measured context length."""
     return costs.step_seconds(np.arange(gamma_max + 1), _middle_context(costs), reads)
 
 
@@ -203,16 +194,13 @@ class SignalArrays:
 
 @runtime_checkable
 class StatelessPolicy(Policy, Protocol):
-    """A policy that decides by the signals of the step alone, so that all positions can be decided at once:
-    tuning replays it at dozens of settings.
-    """
+    """A policy that decides by the step's signals alone, so all positions can be decided at once, as tuning does."""
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         """Draft length wanted at every position, ``[positions]``, before the end of the output caps it.
 
         Must agree with ``limit`` and ``keep_drafting`` asked token by token.
         """
-        ...
 
 
 def first_stop(stops: NDArray[np.bool_], gamma: int) -> NDArray[np.int64]:

@@ -32,7 +32,6 @@ class BatchPolicy(Protocol):
     @property
     def reads(self) -> Reads:
         """The signals that it reads; without any of drafted tokens, the drafted tokens need not be read by depth."""
-        ...
 
     def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None: ...
 
@@ -42,11 +41,9 @@ class BatchPolicy(Protocol):
         Args:
             caps: by slot, the most tokens that its request may draft, possibly 0; every request of the batch is in it.
         """
-        ...
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
         """Which of these slots draft another token."""
-        ...
 
     def observe(self, slot: int, step: Step) -> None: ...
 
@@ -57,7 +54,6 @@ class Admits(Protocol):
 
     def admit(self, drafted: Mapping[int, Sequence[Signal]], context: int) -> dict[int, int]:
         """By slot, how many of its drafted tokens are verified."""
-        ...
 
 
 class WholeBatch:

@@ -14,9 +14,7 @@ from draftgauge.policies.registry import register_policy
 
 
 class CumulativeConfidence(PolicyBase):
-    """Stops once the product of the step's confidences, an estimate of the chance that all drafted tokens are accepted,
-    is below ``threshold``.
-    """
+    """Stops once the product of confidences, the estimated chance of the whole draft, is below ``threshold``."""
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 

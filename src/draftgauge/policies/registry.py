@@ -65,9 +65,7 @@ def register_policy(
     compared: bool = False,
     complexity: int | None = None,
 ) -> Callable[[Factory], Factory]:
-    """Decorator of a policy's factory, see :class:`PolicyEntry`; ``complexity`` is the number of ``grid`` parameters by
-    default.
-    """
+    """Decorator of a policy's factory, see :class:`PolicyEntry`; ``complexity`` is by default the size of ``grid``."""
 
     def add(factory: Factory) -> Factory:
         assert name not in POLICIES, f"policy {name} is registered twice"

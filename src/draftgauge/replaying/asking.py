@@ -39,11 +39,7 @@ def prompt_steps(
     first, end = trace.offsets[prompt : prompt + 2].tolist()
     limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
     reads = reads_of(policy)
-    asks, reads_entropy, reads_text = (
-        asks_after_each_token(reads),
-        SignalName.TARGET_ENTROPY in reads,
-        SignalName.TEXT in reads,
-    )
+    asks, reads_text = asks_after_each_token(reads), SignalName.TEXT in reads
     arrays = signal_arrays(trace, reads)
     token = trace.draft_token if reads_text else np.full_like(trace.draft_token, -1)
     shown = (arrays.confidence, arrays.entropy, arrays.margin, token)  # the fields of a signal after its depth
@@ -70,7 +66,7 @@ def prompt_steps(
             appended = len(looked_up)
             accepted += _agreeing(looked_up, tokens[position + kept :]) if accepted == kept else 0
         committed = min(accepted + 1, length - position)
-        entropy = target_entropy[position + committed - 1] if reads_entropy else float("nan")
+        entropy = target_entropy[position + committed - 1] if SignalName.TARGET_ENTROPY in reads else float("nan")
         text = tokens[position : position + committed] if reads_text else ()
         policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended, dropped))
         yield first + position, drafted, appended, accepted, dropped

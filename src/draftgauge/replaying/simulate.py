@@ -81,9 +81,7 @@ class Replay:
 
 
 def can_replay(trace: Trace, policy: Policy) -> bool:
-    """Whether a trace says how a policy does: one of sampled decoding does not hold the target's chances of tokens that
-    a policy looks up in the text.
-    """
+    """Whether a trace says how a policy does: a sampled one lacks the chances of tokens looked up in the text."""
     return trace.sampled is None or not isinstance(policy, Extends)
 
 

@@ -135,8 +135,7 @@ def advise(run: Run) -> dict[str, Any]:
 
 
 def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
-    """By engine; one that runs no policies gets the best fixed length. Of the bundled pair, which engines do not know
-    by name, none."""
+    """By engine; the best fixed length where it runs no policies, and nothing of the bundled pair, which none knows."""
     manifest = run.manifest
     flags: list[tuple[str, str]] = []
     if manifest.target.source == BUNDLED:

@@ -97,8 +97,7 @@ def constant_chance(accepted: float, length: int) -> float:
 
 
 def read_counts(engine: str, place: str) -> SpeculationCounts:
-    """The counters of a running server (an address), or in a file: the text of its metrics page, or JSON Lines of its
-    answers."""
+    """The counters of a running server (an address) or in a file: its metrics page, or JSON Lines of its answers."""
     if engine not in PREFIXES:
         raise DraftgaugeError(
             f"counters of {engine} cannot be read: --url takes one of {' and '.join(PREFIXES)}; for others record a run"

@@ -9,7 +9,7 @@ is too narrow by a factor of about sqrt(2/3).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.statistics.bootstrap import Interval, drawn, interval_of
+from draftgauge.statistics.bootstrap import Interval, columns, drawn, interval_of
 
 RESAMPLES = 4000
 
@@ -107,6 +107,14 @@ def interval(counts: Counts, measure: Measure) -> Interval:
 
 def alpha_intervals(counts: Counts, resamples: int = RESAMPLES) -> list[Interval]:
     return [_interval_of(column, counts) for column in rates(counts, resamples).T]
+
+
+def depth_rows(forced: Counts, agreed: Counts, survived: Counts) -> Iterator[dict[str, Any]]:
+    """A row a depth, from 0: ``alpha`` with ``low, high``, ``agreement`` and ``survival`` with intervals of theirs."""
+    intervals = map(alpha_intervals, (forced, agreed, survived))
+    for depth, (alpha, agreement, survival) in enumerate(zip(*intervals, strict=True)):
+        row = {"depth": depth, "alpha": alpha.estimate, "low": alpha.low, "high": alpha.high}
+        yield row | columns("agreement", agreement) | columns("survival", survival)
 
 
 def difference(counts: Counts, base: Counts, measure: Measure) -> Interval:

@@ -79,9 +79,7 @@ def _exchange_p_value(differences: NDArray[np.float64]) -> float:
 def _exchanged_gains(
     tokens: ArrayLike, seconds: ArrayLike, base_tokens: ArrayLike, base_seconds: ArrayLike
 ) -> NDArray[np.float64]:
-    """``[2**prompts]`` logarithm of the quotient of two ratios by exchange, none first; empty of one prompt, and above
-    :data:`MOST_EXCHANGED`.
-    """
+    """``[2**prompts]`` log of the quotient of two ratios by exchange, none first; empty of one or of many prompts."""
     one, base = (
         np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
         for parts in ((tokens, seconds), (base_tokens, base_seconds))
@@ -97,9 +95,7 @@ def _exchanged_gains(
 
 
 def _ratios(numerator: ArrayLike, denominator: ArrayLike, resamples: int) -> tuple[float, NDArray[np.float64]]:
-    """The ratio over all prompts and in every resample ``[resamples]``; NaN where the denominator is 0, and of a single
-    prompt, which says nothing of how prompts differ.
-    """
+    """The ratio over all prompts and in each resample ``[resamples]``; NaN of a denominator of 0, and of one prompt."""
     above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     both = np.stack([above, below], axis=1)
     sums, totals = np.concatenate([both.sum(axis=0)[None], draw_counts(len(above), resamples) @ both]).T

@@ -36,6 +36,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 def read_trace(folder: Path | str, tasks: Collection[str] | None = None) -> Trace:
     """Read a run folder, with the prompts in the order of their indices.
+
     Raises:
         TraceError: if the folder holds no trace, an incomplete or damaged one, or none of the tasks.
     """

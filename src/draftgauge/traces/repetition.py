@@ -12,12 +12,8 @@ from draftgauge.traces.trace import Trace
 LENGTH = 4
 
 
-def grams_of(tokens: Sequence[int]) -> list[tuple[int, ...]]:
-    return list(zip(*(tokens[start:] for start in range(LENGTH)), strict=False))
-
-
 def gram_counts(tokens: Sequence[int]) -> tuple[int, int]:
-    grams = grams_of(tokens)
+    grams = list(zip(*(tokens[start:] for start in range(LENGTH)), strict=False))
     return len(set(grams)), len(grams)
 
 

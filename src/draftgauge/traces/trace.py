@@ -54,8 +54,7 @@ class SampledDrafts:
     Attributes:
         acceptance: ``[P]`` the chance that a token drafted at the position is accepted, ``sum_v min(p(v), q(v))``.
         survival: ``[P]`` the same chance once the output is known to have ``y`` there, ``min(1, q(y) / p(y))``. Both
-        are
-            NaN where nothing could be drafted.
+            are NaN where nothing could be drafted.
         draft_token: ``[P, G]`` the *refused draft*: its first token is one that the target refused; -1 where nothing
             was drafted.
         confidence, entropy, margin: ``[P, G]`` its signals. Those of its first token belong to the position, whatever

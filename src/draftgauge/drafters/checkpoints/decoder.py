@@ -91,7 +91,6 @@ class Branches(Protocol):
 
     def advance(self, tokens: Tensor) -> Tensor:
         """Take in a drafted token ``[R]`` (the target's ids) for each; the logits of the next."""
-        ...
 
 
 class DrafterNet(ABC):

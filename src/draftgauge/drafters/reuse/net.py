@@ -68,9 +68,7 @@ class ReuseNet(nn.Module):
         self.head = nn.Linear(hidden, config.logits, bias=False)
 
     def logits(self, states: Tensor, before: Tensor | None = None) -> Tensor:
-        """Logits ``[..., V]`` of states ``[..., H]``; only a Markov head reads ``before``, the tokens ``[...]`` before
-        the predicted ones.
-        """
+        """Logits ``[..., V]`` of states ``[..., H]``; only a Markov head reads the tokens ``[...]`` before them."""
         return self.head(self.norm(states))
 
     def entering(self, embedded: Tensor, hidden: Tensor | None, before: Tensor | None) -> Tensor:

@@ -10,9 +10,7 @@ FIRST_LENGTH = 512
 
 
 class RotaryTables:
-    """Cosines and sines of the target's positions ``[length, D]``, made by its own rotary module, so every scaling is
-    in them.
-    """
+    """Cosines and sines of the target's positions, ``[length, D]``, by its own rotary module: with every scaling."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

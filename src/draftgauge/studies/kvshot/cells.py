@@ -237,9 +237,7 @@ def make_cells(
     folder: Path,
     tuned: Mapping[Variant, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[Cell]:
-    """All cells, seed by seed, so that a study that is stopped early has whole seeds; warm ones after the cells that
-    they start from.
-    """
+    """All cells, seed by seed, so that a stopped study has whole seeds; warm ones after those they start from."""
     base = study.shared_request(folder)
     cells = []
     for seed in study.seeds:

@@ -110,7 +110,7 @@ class Drafter(Variant):
 
 def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mapping[str, Any]) -> str:
     """The page of a study's rows, as ``--json`` writes them: of cells that failed, and why, and of how it was made."""
-    drafters = drafters_of(rows)
+    drafters = [one for one in _grouped(rows) if one.having("seed")]
     if not drafters:
         raise DraftgaugeError("there is nothing to report: no run of the study is among these rows")
     matched = [one for one in drafters if one.capacity != EQUAL_WIDTH]
@@ -138,10 +138,6 @@ def render_kvshot(rows: Sequence[Row], failures: Mapping[str, str], facts: Mappi
         "facts": facts_of({**facts, "report made": timestamp()}),
     }
     return render_page("kvshot.html.j2", TITLE, values, package=PACKAGE)
-
-
-def drafters_of(rows: Sequence[Row]) -> list[Drafter]:
-    return [one for one in _grouped(rows) if one.having("seed")]
 
 
 def _grouped(rows: Sequence[Row]) -> list[Drafter]:

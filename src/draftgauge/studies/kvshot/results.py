@@ -11,7 +11,7 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.statistics.bootstrap import Interval, columns
-from draftgauge.statistics.crossed import Counts, alpha_intervals, interval, mean_accepted, retention
+from draftgauge.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, HEADS, RECIPES, RESULT_NAME, Cell, Variant, read_kept
 from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows, gradient_rows
@@ -96,7 +96,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     rows = [_run_row(result) for result in results]
     for variant, group in groups.items():
         labels = _labels(variant)
-        pooled = [*_depth_rows(group), *_measure_rows(group)]
+        kinds = ([getattr(result, kind) for result in group] for kind in ("forced", "agreed", "survived"))
+        pooled = [*depth_rows(*map(Counts.stack, kinds)), *_measure_rows(group)]
         rows += [labels | {"seeds": len(group)} | row for row in pooled]
         rows += bottleneck_rows([result.bottlenecks for result in group], labels)
     runs = {
@@ -155,16 +156,6 @@ def _recipe_row(result: CellResult) -> Row:
         "seconds_draft": draft,
         "speedup": latency.get("ratio"),
     }
-
-
-def _depth_rows(group: Sequence[CellResult]) -> Iterator[Row]:
-    intervals = [
-        alpha_intervals(Counts.stack([getattr(result, kind) for result in group]))
-        for kind in ("forced", "agreed", "survived")
-    ]
-    for depth, (alpha, agreement, survival) in enumerate(zip(*intervals, strict=True)):
-        row: Row = {"depth": depth, "alpha": alpha.estimate, "low": alpha.low, "high": alpha.high}
-        yield row | columns("agreement", agreement) | columns("survival", survival)
 
 
 def _measure_rows(group: Sequence[CellResult]) -> Iterator[Row]:

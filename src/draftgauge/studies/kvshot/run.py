@@ -40,6 +40,7 @@ from draftgauge.studies.kvshot.jobs import CellJob
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Tuned, TuneJob, distinct
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
+from draftgauge.training.reuse.prepare import network_of
 from draftgauge.training.reuse.train import fill_cache
 
 
@@ -173,18 +174,7 @@ class _Work:
 
 def choose_configs(study: Study, target_config: Any) -> Mapping[Variant, ReuseConfig]:
     """The network of every variant, with equal parameters or with an MLP as wide as the target's."""
-    shapes: dict[Variant, dict[str, Any]] = {}
-    for variant in study.variants:
-        request = variant.request(study.request)
-        shapes[variant] = {
-            "design": variant.design,
-            "layers": variant.layers,
-            "injection": request.injection,
-            "taps": request.taps,
-            "draft_vocabulary": request.draft_vocabulary,
-            "block": request.block,
-            "markov_rank": request.markov_rank,
-        }
+    shapes = {variant: network_of(variant.request(study.request)) for variant in study.variants}
     matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
     configs = dict(zip(matched, matched_widths(target_config, [shapes[one] for one in matched]), strict=True))
     return {one: configs[one] if one in configs else reuse_config(target_config, **shapes[one]) for one in shapes}

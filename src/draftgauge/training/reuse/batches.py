@@ -1,6 +1,4 @@
-"""Which conversations a step sees, decided by the seed and the step's number alone: the same for every design, and
-after every resume.
-"""
+"""Which conversations a step sees, by the seed and the step's number alone: of every design, after every resume."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class Batch:
 
 
 def usable(conversations: Sequence[Conversation], length: int, depths: int) -> list[Conversation]:
-    """Conversations cut to ``length`` tokens; those are left out whose prompt is shorter than two tokens or leaves no
-    answer to train on.
-    """
+    """Conversations cut to ``length`` tokens, without those of a prompt under two tokens, or of no answer then."""
     cut = (Conversation(c.tokens[:length], c.prompt) for c in conversations)
     kept = [c for c in cut if c.prompt >= 2 and len(c.tokens) > c.prompt]
     if not kept:
@@ -113,9 +109,7 @@ def trained_positions(anchors: Sequence[NDArray[np.int64]], conversations: Seque
 
 
 class Recent(Generic[Value]):
-    """The values of the two keys asked for last. (``functools.lru_cache`` of a bound method would make a cycle, and the
-    memory would come back late.)
-    """
+    """The values of the two keys asked for last; ``lru_cache`` of a bound method would make a cycle, freed late."""
 
     def __init__(self) -> None:
         self._values: dict[int, Value] = {}

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +47,6 @@ class FeatureSource(Protocol):
 
     def __call__(self, batch: Batch) -> Features:
         """Features of all positions of the batch, and the logits ``[n, V]`` of those where it is taught."""
-        ...
 
     def prefetch(self, batch: Batch) -> None: ...
 
@@ -109,9 +107,7 @@ def cache_identity(
 
 
 def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The manifest of a cache that agrees with what is wanted, as far as that is known; None where there is no cache
-    yet.
-    """
+    """The manifest of a cache, if it agrees with what is wanted so far as known; None where there is no cache yet."""
     path = folder / MANIFEST
     if not path.exists():
         if folder.exists() and not (folder.is_dir() and all(child.name.startswith(".") for child in folder.iterdir())):
@@ -138,38 +134,26 @@ def make_cache(
     identity: CacheIdentity,
     progress: Progress = silent,
 ) -> None:
-    """Compute and keep the features of conversations; whole shards of an interrupted call are kept. Of several
-    processes, one does it.
-    """
-    check_cache_folder(folder, identity.mapping())
+    """Compute and keep features, by one process of several; whole shards of an interrupted call are kept."""
+    check_cache_folder(folder, identity.mapping())  # before a lock is left beside a folder that is no cache
     require_writable(folder.parent)
     with alone(folder):
-        _make_missing(folder, module, conversations, identity, progress)
-
-
-def _make_missing(
-    folder: Path,
-    module: PreTrainedModel,
-    conversations: Sequence[Conversation],
-    identity: CacheIdentity,
-    progress: Progress,
-) -> None:
-    plan = TapPlan(identity.hidden_layers, identity.kv_layers)
-    recorded = check_cache_folder(folder, identity.mapping())
-    if recorded is not None:  # it may hold more layers than wanted, and goes on with those
-        plan = TapPlan(tuple(recorded["hidden_layers"]), tuple(recorded["kv_layers"]))
-    starts = range(0, len(conversations), SHARD_CONVERSATIONS)
-    missing = [start for start in starts if not _shard(folder, start).exists()]
-    tokens = sum(len(c.tokens) for start in missing for c in conversations[start : start + SHARD_CONVERSATIONS])
-    check_disk(folder, tokens * token_bytes(module.config, plan))
-    require_writable(folder)
-    remove_temporaries(folder)
-    if recorded is None:
-        CACHE.write(folder / MANIFEST, identity.mapping())
-    for start in missing:
-        progress("features", starts.index(start), len(starts))
-        _write_shard(_shard(folder, start), module, conversations[start : start + SHARD_CONVERSATIONS], plan)
-    progress("features", len(starts), len(starts))
+        plan = TapPlan(identity.hidden_layers, identity.kv_layers)
+        recorded = check_cache_folder(folder, identity.mapping())
+        if recorded is not None:  # it may hold more layers than wanted, and goes on with those
+            plan = TapPlan(tuple(recorded["hidden_layers"]), tuple(recorded["kv_layers"]))
+        starts = range(0, len(conversations), SHARD_CONVERSATIONS)
+        missing = [start for start in starts if not _shard(folder, start).exists()]
+        tokens = sum(len(c.tokens) for start in missing for c in conversations[start : start + SHARD_CONVERSATIONS])
+        check_disk(folder, tokens * token_bytes(module.config, plan))
+        require_writable(folder)
+        remove_temporaries(folder)
+        if recorded is None:
+            CACHE.write(folder / MANIFEST, identity.mapping())
+        for start in missing:
+            progress("features", starts.index(start), len(starts))
+            _write_shard(_shard(folder, start), module, conversations[start : start + SHARD_CONVERSATIONS], plan)
+        progress("features", len(starts), len(starts))
 
 
 class CachedFeatures:
@@ -228,13 +212,10 @@ class CachedFeatures:
         parts["last"] = torch.cat([row["last"][prompt - 1 : length - 1] for row, prompt, length in spans])
         return {name: part.pin_memory() for name, part in parts.items()} if self._pinned else parts
 
-    @cached_property
-    def _cap(self) -> float | None:
-        return getattr(self.module.config.get_text_config(), "final_logit_softcapping", None)
-
     def _logits(self, last: Tensor) -> Tensor:
         logits: Tensor = self.module.get_output_embeddings()(last)
-        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+        cap = getattr(self.module.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _read(self, index: int) -> dict[str, Tensor]:
         start = index - index % SHARD_CONVERSATIONS
@@ -258,10 +239,8 @@ def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Co
     """One shard: tensors ``[tokens, ...]`` of all its conversations one after the other, their offsets beside them."""
     by_conversation: dict[int, dict[str, Tensor]] = {}
     for group in _passes(conversations):
-        longest = max(len(conversations[i].tokens) for i in group)
-        tokens = torch.zeros((len(group), longest), dtype=torch.int64)
-        for row, i in enumerate(group):
-            tokens[row, : len(conversations[i].tokens)] = torch.from_numpy(conversations[i].tokens).long()
+        rows = [torch.from_numpy(conversations[i].tokens).long() for i in group]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         features, last = _with_last(module, tokens.to(module.device), plan)
         for row, i in enumerate(group):
             length = len(conversations[i].tokens)

@@ -45,9 +45,7 @@ class GateWatch:
         self._calls = dict.fromkeys(self._gates, 0)
 
     def row(self, depth: int | None = None) -> dict[str, float]:
-        """``gate_mean`` and ``gate_open`` (the share above one half) of a depth, or of all; empty where none was
-        seen.
-        """
+        """``gate_mean`` and ``gate_open`` (share above one half) of a depth, or of all; empty where none was seen."""
         sums = [self.sums[one] for one in self.sums if depth in (None, one)]
         openness, above, count = (float(value) for value in sum(sums, start=torch.zeros(3, dtype=torch.float64)))
         return {"gate_mean": openness / count, "gate_open": above / count} if count else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,10 +75,6 @@ def greedy_answers(
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask ``[prompts, longest]``, both int64; padding is on the left and never attended to."""
-    longest = max(map(len, prompts))
-    tokens = torch.zeros((len(prompts), longest), dtype=torch.int64)
-    mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-        mask[row, longest - len(prompt) :] = 1
-    return tokens.to(device), mask.to(device)
+    rows = [torch.tensor(list(prompt)) for prompt in prompts]
+    padded = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left")
+    return padded(rows).to(device), padded([torch.ones_like(row) for row in rows]).to(device)

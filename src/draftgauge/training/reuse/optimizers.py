@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +45,6 @@ class Muon(torch.optim.Optimizer):
     """``torch.optim.Muon`` with Nesterov momentum and updates of AdamW's size, in the precision that the device
     multiplies in. torch's own rounds to bfloat16 everywhere: on a CPU without it a step took a minute.
     """
-
-    def __init__(self, matrices: Iterable[Tensor], defaults: dict[str, Any]) -> None:
-        super().__init__(matrices, defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -69,22 +70,24 @@ def drafter_config(request: TrainingSpec, config: PreTrainedConfig, target_finge
     mask_token = None
     if request.as_dflash:  # without weights, in a plan, there need not be a tokenizer
         mask_token = spare_token(request, config.get_text_config().vocab_size) if target_fingerprint else 0
+    lacking = {"norm_before_fc", "norm_output"} if request.llama_cpp else set()
+    norms: dict[str, Any] = {name: getattr(request, name) and name not in lacking for name in NORMS}
     return reuse_config(
         config,
-        request.reuse,
-        layers=request.layers,
-        injection=request.injection,
-        taps=request.taps,
+        **network_of(request),
         intermediate_size=request.intermediate_size,
-        draft_vocabulary=request.draft_vocabulary,
         target_fingerprint=target_fingerprint,
         target_source=request.target,
-        block=request.block,
-        markov_rank=request.markov_rank,
         confidence_head=request.confidence_head,
         mask_token=mask_token,
-        **norms_of(request),
+        **norms,
     )
+
+
+def network_of(request: TrainingSpec) -> dict[str, Any]:
+    """Arguments of :func:`reuse_config` that say what network is trained, but for its width."""
+    names = ("layers", "injection", "taps", "draft_vocabulary", "block", "markov_rank")
+    return {"design": request.reuse} | {name: getattr(request, name) for name in names}
 
 
 def spare_token(request: TrainingSpec, vocabulary: int) -> int:
@@ -100,11 +103,6 @@ def spare_token(request: TrainingSpec, vocabulary: int) -> int:
             "text. Train with --no-dflash, whose mask is learned; such a drafter is not exported"
         )
     return max(spare)
-
-
-def norms_of(request: TrainingSpec) -> dict[str, bool]:
-    lacking = {"norm_before_fc", "norm_output"} if request.llama_cpp else set()
-    return {name: getattr(request, name) and name not in lacking for name in NORMS}
 
 
 def known_fingerprint(request: TrainingSpec) -> str | None:

@@ -39,8 +39,9 @@ class LogFile:
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
+        figures = {key: float(f"{value:.6g}") for key, value in row.items()}
         with explained(self._path):
-            self._file.write(json.dumps({"step": step, **{key: _rounded(value) for key, value in row.items()}}) + "\n")
+            self._file.write(json.dumps({"step": step, **figures}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -106,7 +107,3 @@ def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
