@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3Config, PreTrainedModel, PreTrainedTokenizerFast
 
+from draftgauge.models.compression import missing_libraries
 from draftgauge.models.loading import attention_of
 
+needs_bitsandbytes = pytest.mark.skipif(bool(missing_libraries("int8")), reason="bitsandbytes is not installed")
 END = "<|endoftext|>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"

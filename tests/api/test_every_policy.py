@@ -24,7 +24,6 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.registry import POLICIES
 from draftgauge.verification import Sampling
-from small_profiles import save_models
 from tiny import tiny_tokenizer
 from written_runs import write_run
 
@@ -38,11 +37,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTGAUGE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return save_models(tmp_path_factory.mktemp("models"), [""] * 2)
 
 
 @pytest.fixture(scope="module")

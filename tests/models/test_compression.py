@@ -13,12 +13,9 @@ from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelEr
 from draftgauge.models import compression
 from draftgauge.models.compression import COMPRESSIONS, activation_dtype, check_compression, quantization_config
 from draftgauge.models.loading import load_model, wrap
-from tiny import save_tiny, tiny_model, tokens
+from tiny import needs_bitsandbytes, save_tiny, tiny_model, tokens
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-needs_bitsandbytes = pytest.mark.skipif(
-    bool(compression.missing_libraries("int8")), reason="bitsandbytes is not installed"
-)
 
 
 @pytest.fixture(scope="module")

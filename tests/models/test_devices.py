@@ -12,15 +12,11 @@ import torch
 from draftgauge.api.pair import labelled, load_pair
 from draftgauge.api.requests import DeviceSpec, LoadSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
-from draftgauge.models import compression, device, loading
+from draftgauge.models import device, loading
 from draftgauge.models.compression import label_of, method_of
 from draftgauge.models.device import choose_device
 from draftgauge.models.loading import engine_at, load_model
-from tiny import save_tiny, tokens
-
-needs_bitsandbytes = pytest.mark.skipif(
-    bool(compression.missing_libraries("int8")), reason="bitsandbytes is not installed"
-)
+from tiny import needs_bitsandbytes, save_tiny, tokens
 
 
 @pytest.fixture(scope="module")
