@@ -207,22 +207,23 @@ def overconfident(trace: Trace) -> Trace:
 def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     named, costs = overconfident(repeating_trace(3, prompts=32, length=90, gamma_max=6, vocabulary=12)), curve(0.3)
     trace = replace(named, prompts=tuple(replace(prompt, split="") for prompt in named.prompts))
-    learnt = list[set[str]]()
+    learnt = list[set[tuple[str, str]]]()
 
     def watched(part: Trace, costs: CostCurve) -> Policy:
-        learnt.append({prompt.identifier for prompt in part.prompts})
+        learnt.append({(prompt.task, prompt.identifier) for prompt in part.prompts})
         return fitted_to(part, costs)
 
     monkeypatch.setattr(ranking, "fitted_to", watched)
     (row, *_) = rank_rows({"one": (trace, costs)})
     assert [len(part) for part in (*learnt, learnt[0] & learnt[1])] == [16, 16, 0]
+    assert [len({task for task, _ in part}) for part in learnt] == [4, 4]  # all tasks in each
     assert (row["drafter"], row["setting"], row["source_model"]) == ("one", FITTED, 0)
     assert row["tokens_per_second"] > 1.3 * replay(trace, make_policy("two-source", 6, costs), costs).tokens_per_second
     few = select(trace, np.arange(32) < 15)
     assert all(row["setting"] != FITTED for row in rank_rows({"one": (few, costs)}))
     learnt.clear()
     rank_rows({"one": (named, costs)})
-    assert learnt == [{prompt.identifier for prompt in named.prompts if prompt.split == "train"}]
+    assert learnt == [{(prompt.task, prompt.identifier) for prompt in named.prompts if prompt.split == "train"}]
 
 
 def test_a_drafter_measured_on_a_busier_machine_is_not_slower_for_it() -> None:

@@ -130,12 +130,14 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
 
 
 def _with_fitted(design: Design, costs: CostCurve) -> Outcome:
-    """By the rule of two sources, fitted on the training prompts; where there are none, on every other conversation for
-    those between, and the other way round.
+    """By the rule of two sources, fitted on the training prompts; where there are none, on every other conversation of
+    a task for those between, and the other way round.
     """
     if design.train is not None:
         return _replayed(design.trace, costs, fitted_to(design.train, costs))
-    half = conversations(design.trace) % 2
+    numbers, half = conversations(design.trace), np.zeros(len(design.trace.prompts), np.int64)
+    for _, mask in reversed([*task_masks(design.trace)]):  # of all prompts first, then by task
+        half[mask] = np.unique(numbers[mask], return_inverse=True)[1].reshape(-1) % 2
     arrays = np.zeros((len(Outcome._fields), len(half)))
     for mask in (half == 0, half == 1):
         policy = fitted_to(select(design.trace, ~mask), costs)
