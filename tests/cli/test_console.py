@@ -70,7 +70,7 @@ def test_the_columns_that_matter_fit_80_and_wide_shows_all(
     show_table("", rows, columns)
     table, _, hidden = capsys.readouterr().out.partition("Not shown at this width: ")
     assert max(map(len, table.splitlines())) <= 80
-    assert not any(heading in hidden.replace("\n", " ") for heading in list(columns.values())[:5])
+    assert not {*hidden.replace("\n", " ").partition(" (--")[0].split(", ")}.intersection([*columns.values()][:5])
     monkeypatch.setattr(console.console, "wide", True)
     show_table("", rows, columns)
     shown = capsys.readouterr().out

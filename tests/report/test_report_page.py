@@ -185,7 +185,7 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
     lines = [row for row in page.rows if row[0] == "Qwen2.5-Coder-0.5B"]
     assert lines[0][1:5] == ["two-source", "13.9", "12.7 to 15.5", "3.12×"]
     assert lines[0][-1] == "942.5"
-    assert next(row for row in page.rows if row[:2] == ["lookup", "fixed:6"])[5] == "−35.0%"
+    assert next(row for row in page.rows if row[:2] == ["lookup", "two-source, fitted"])[5] == "−32.5%"
     assert any(row[:2] == ["code, 12", "no-draft"] for row in page.rows)
     assert "a busy machine" in html
     assert "&lt;i&gt;broken&lt;/i&gt;" in html

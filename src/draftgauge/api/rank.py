@@ -94,7 +94,7 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
         row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
         row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
         if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
-            row |= _live(request, request.live, row, recorded[row["drafter"]], progress, on_warning)
+            row |= _live(request, request.live, row, recorded[row["drafter"]][0], progress, on_warning)
     return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
 
 
@@ -102,14 +102,20 @@ def _live(
     request: RankRequest,
     count: int,
     row: Mapping[str, Any],
-    recorded: tuple[Trace, CostCurve],
+    trace: Trace,
     progress: Progress,
     on_warning: Warn,
 ) -> dict[str, Any]:
-    """What decoding the first prompts with a drafter at its best setting, by turns with plain decoding, gains."""
-    trace, costs = recorded
-    setting = row["setting"]
-    fitted = {setting: fitted_to(_not_decoded(trace, count, on_warning), costs)} if setting == FITTED else {}
+    """What decoding the first prompts with a drafter at its best setting, by turns with plain decoding, gains; nothing
+    where a rule cannot be fitted on the others.
+    """
+    setting, fitted = row["setting"], {}
+    if setting == FITTED:
+        try:
+            fitted[setting] = fitted_to(_not_decoded(trace, count, on_warning), run_costs(Path(row["run"])))
+        except DraftgaugeError as error:
+            on_warning(f"{row['drafter']} is not decoded live: {error}")
+            return {}
     asked = BenchRequest(
         folder=Path(row["run"]),
         policies=() if fitted else (setting,),

@@ -53,8 +53,8 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
     if any(row["setting"] == FITTED for row in ranked):
         console.print(
-            f"{FITTED}: to this drafter, on other prompts than it is judged on; "
-            "`draftgauge fit RUN --policy two-source --out RUN/two-source.json` writes such a file for --policy",
+            f"{FITTED}: to this drafter, on other prompts than it is judged on. `draftgauge fit RUN --policy "
+            "two-source --out FILE.json` fits one for --policy, on the run's training prompts",
             markup=False,
             highlight=False,
             soft_wrap=True,

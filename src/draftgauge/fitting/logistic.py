@@ -15,6 +15,7 @@ from draftgauge.traces.trace import Trace
 Floats = NDArray[np.float64]
 
 DIGITS = 4  # of what is kept
+SMALLEST_SCALE = 1e-9  # of a term: below, it is constant but for rounding
 GRADIENT_TOLERANCE = 1e-8  # a mean over examples: sums in another order then lead to the same digits
 
 
@@ -28,7 +29,7 @@ def fit_logistic(terms: Floats, outcomes: NDArray[np.bool_]) -> tuple[Floats, fl
     if outcomes.all() or not outcomes.any():
         raise TraceError("the traces hold no accepted and rejected tokens to fit on: record more prompts")
     mean, scale = terms.mean(axis=0), terms.std(axis=0)
-    scale[scale == 0] = 1.0
+    scale[scale < SMALLEST_SCALE] = 1.0
     model = LogisticRegression(solver="newton-cholesky", tol=GRADIENT_TOLERANCE)
     model.fit((terms - mean) / scale, outcomes)
     weights: Floats = model.coef_[0] / scale

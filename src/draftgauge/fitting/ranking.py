@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.two_source import fit_two_source
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import fitted_policy
@@ -119,7 +119,7 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     best = fixed_name(best_fixed_gamma(design.training, costs))
     policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *compared_policies())}
     tried = {name: _replayed(design.trace, costs, of) for name, of in policies.items() if can_replay(trace, of)}
-    with suppress(TraceError):  # too few prompts, or texts in which nothing is looked up
+    with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
         tried[FITTED] = _with_fitted(design, costs)
     numbers = conversations(design.trace)
     timed = {
