@@ -54,7 +54,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     if any(row["setting"] == FITTED for row in ranked):
         console.print(
             f"{FITTED}: to this drafter, on other prompts than it is judged on. `draftgauge fit RUN --policy "
-            "two-source --out FILE.json` fits one for --policy, on the run's training prompts",
+            "two-source --out RUN/fitted.json` fits one, which advise and replay on RUN then judge too",
             markup=False,
             highlight=False,
             soft_wrap=True,
