@@ -109,6 +109,15 @@ def repeating_trace(seed: int, prompts: int, length: int, gamma_max: int, vocabu
     return make_trace(records, max_new_tokens=length)
 
 
+def overconfident(trace: Trace) -> Trace:
+    """As drafted by a drafter that is always sure, and seven times of eight wrong at its first token."""
+    wrong = (np.arange(trace.positions) % 8 > 0) & (trace.draft_token[:, 0] >= 0)
+    drafted = trace.draft_token.copy()
+    drafted[wrong, 0] = (trace.token[wrong] + 1) % 12
+    sure = np.where(np.isnan(trace.confidence), trace.confidence, np.float32(0.9))
+    return replace(trace, draft_token=drafted, accepted=np.where(wrong, 0, trace.accepted), confidence=sure)
+
+
 def sampled_record(rng: np.random.Generator, record: PromptRecord, vocabulary: int = 50) -> PromptRecord:
     """The record as if of sampled decoding: its drafts are refused ones, and the chances are any."""
     drafted = record.drafted > 0

@@ -17,6 +17,7 @@ from draftgauge.api.advise import LOADED, advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
 from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.fitting.two_source import FITTED
 from draftgauge.models.compression import COMPRESSIONS
 from draftgauge.policies.fitted import save_fitted
 from draftgauge.replaying.splits import split_trace
@@ -24,7 +25,9 @@ from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from engine_server import llama_metrics, serving, sglang_metrics, vllm_answer, vllm_metrics
+from linear_costs import curve
 from reuse_nets import saved_drafter
+from synthetic import overconfident, repeating_trace
 from tiny import tiny_model
 from written_runs import GAMMA_MAX, write_run
 
@@ -103,6 +106,30 @@ def test_one_run_has_one_verdict(run: Path, tmp_path: Path) -> None:
         assert best["verdict"] in unescape((tmp_path / "report.html").read_text())
     assert best["verdict"].startswith("Not known yet: the costs are not to be trusted, a step's seconds are known to")
     assert "within 719% only. To settle it, run `draftgauge profile" in best["verdict"]
+
+
+def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, costs = overconfident(repeating_trace(3, 32, 90, GAMMA_MAX, vocabulary=12)), curve(0.3)
+    trace = replace(trace, prompts=tuple(replace(prompt, split="") for prompt in trace.prompts))
+    run = write_run(tmp_path / "run", 32)
+    costs.save(run / COSTS_NAME)
+    for verb in ("advise", "replay", "report", "fit"):
+        monkeypatch.setattr(f"draftgauge.api.{verb}.read_run", lambda *_: (trace, costs))
+    rows, best, _ = advised([str(run)], tmp_path / "rows.json")
+    speeds = {row["setting"]: row["speedup"] for row in rows}
+    assert best["setting"] == FITTED
+    assert speeds[FITTED] > 1.1 * max(speed for setting, speed in speeds.items() if setting != FITTED)
+    replayed = succeeds("replay", str(run)).stdout
+    assert best["verdict"] in replayed
+    assert "draftgauge fit RUN --policy two-source --out two-source.json" in replayed
+    assert FITTED in draftgauge(["report", str(run)]).stdout + (run / "report.html").read_text()
+    fit, use = best["flags"].splitlines()
+    assert use.endswith("--policy two-source.json")
+    monkeypatch.chdir(tmp_path)
+    succeeds(*shlex.split(fit)[1:])
+    for policy in ("two-source.json", "two-source"):  # nothing is fitted beside what is named
+        named, *_ = advised([str(run), "--policy", policy, "--split", "all"], tmp_path / "rows.json")
+        assert FITTED not in {row["setting"] for row in named}
 
 
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:

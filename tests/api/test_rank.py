@@ -17,8 +17,9 @@ from command_line import draftgauge, refusal, rows_of
 from draftgauge.api import profile
 from draftgauge.api import rank as module
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.fitting import ranking
-from draftgauge.fitting.ranking import FITTED, fitted_to, on_one_target, rank_rows
+from draftgauge.fitting import two_source
+from draftgauge.fitting.ranking import on_one_target, rank_rows
+from draftgauge.fitting.two_source import FITTED, fitted_to
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import NO_DRAFT, make_policy
 from draftgauge.replaying.evaluate import best_fixed_gamma
@@ -29,7 +30,7 @@ from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 from linear_costs import curve
 from small_profiles import SMALL, record
-from synthetic import repeating_trace, synthetic_trace
+from synthetic import overconfident, repeating_trace, synthetic_trace
 
 CHECKPOINTS = Path(__file__).parents[1] / "drafters" / "checkpoints"
 
@@ -195,15 +196,6 @@ def test_the_setting_of_a_drafter_is_as_fast_as_its_best_length() -> None:
     assert row["tokens_per_second"] >= 0.99 * best.tokens_per_second
 
 
-def overconfident(trace: Trace) -> Trace:
-    """As drafted by a drafter that is always sure, and seven times of eight wrong at its first token."""
-    wrong = (np.arange(trace.positions) % 8 > 0) & (trace.draft_token[:, 0] >= 0)
-    drafted = trace.draft_token.copy()
-    drafted[wrong, 0] = (trace.token[wrong] + 1) % 12
-    sure = np.where(np.isnan(trace.confidence), trace.confidence, np.float32(0.9))
-    return replace(trace, draft_token=drafted, accepted=np.where(wrong, 0, trace.accepted), confidence=sure)
-
-
 def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     named, costs = overconfident(repeating_trace(3, prompts=32, length=90, gamma_max=6, vocabulary=12)), curve(0.3)
     trace = replace(named, prompts=tuple(replace(prompt, split="") for prompt in named.prompts))
@@ -213,7 +205,7 @@ def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: 
         learnt.append({(prompt.task, prompt.identifier) for prompt in part.prompts})
         return fitted_to(part, costs)
 
-    monkeypatch.setattr(ranking, "fitted_to", watched)
+    monkeypatch.setattr(two_source, "fitted_to", watched)
     (row, *_) = rank_rows({"one": (trace, costs)})
     assert [len(part) for part in (*learnt, learnt[0] & learnt[1])] == [16, 16, 0]
     assert [len({task for task, _ in part}) for part in learnt] == [4, 4]  # all tasks in each

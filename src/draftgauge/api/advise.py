@@ -15,6 +15,7 @@ from draftgauge.api.policies import (
     NamedPolicy,
     default_policies,
     expanded,
+    fitted_here,
     fitted_on,
     read_policies,
     warn_of_other_pairs,
@@ -25,8 +26,10 @@ from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, wa
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
+from draftgauge.fitting.two_source import FITTED
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, make_policy
+from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.simulate import can_replay, replay_lengths
 from draftgauge.replaying.splits import Design, design_of
@@ -87,6 +90,7 @@ class _Source:
         return self.curves[min(self.curves)]
 
 
+FITTED_FILE = f"{TWO_SOURCE}.json"
 OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 
 
@@ -279,7 +283,9 @@ def _rows(
         rules = {s for s in settings if setting_length(s) is None and not s.startswith(P_MIN)}
         unknown = {s for s in rules if not can_replay(trace, make_policy(s, trace.gamma_max, source.curve))}
         settings = [setting for setting in settings if setting not in unknown]
-    outcomes, verdict = advise_settings(design, source.curve, settings, source.command)
+    own_costs = request.costs is None and not request.policies  # those that `draftgauge fit` weighs too
+    fitted = fitted_here(source.own, design, source.curve) if own_costs and TWO_SOURCE in settings else {}
+    outcomes, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | asdict(it) for it in outcomes]
     for row in rows:
@@ -295,6 +301,9 @@ def _rows(
     if request.batch is not None:
         best["at_batch"] = _at_batch(design, source.curve, request.batch)
     _advise(request, engine, best, verdict, lengths, source.deployment)
+    if verdict.setting == FITTED:
+        first = shlex.join(["draftgauge", "fit", str(request.folder), "--policy", TWO_SOURCE, "--out", FITTED_FILE])
+        best["flags"] = f"{first}\n{engine.flags(FITTED_FILE, source.deployment)}"
     if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
@@ -374,13 +383,8 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
     batch = min(curves)
     for row, speed, error, tokens in zip(rows, speeds[batch], errors, committed, strict=False):
         share = Z95 * error / tokens
-        row |= {
-            "pays_below": None,
-            "speedup": speed,
-            "low": speed * (1 - share),
-            "high": speed * (1 + share),
-            "advised": False,
-        }
+        interval = {"low": speed * (1 - share), "high": speed * (1 + share)}
+        row |= {"pays_below": None, "speedup": speed, **interval, "advised": False}
     rows = rows[: len(speeds[batch])]
     best, shown = rows[lengths[batch]], max(rows[1:], key=lambda row: row["speedup"])
     figures = (shown["speedup"], shown["low"], shown["high"])

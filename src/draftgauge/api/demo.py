@@ -21,6 +21,7 @@ from draftgauge.api.runs import Warn, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
+from draftgauge.fitting.two_source import FITTED
 from draftgauge.models.compression import missing_libraries
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replaying.evaluate import ALL_TASKS
@@ -108,9 +109,8 @@ def demo(
         on_rows("verdict", [chosen])  # before the live bench, which may take as long again
         rules = [row for row in pooled if row["policy"] in compared_policies()]
         fastest = max(rules, key=lambda row: row["ratio_to_plain"])
-        policies = tuple(
-            dict.fromkeys([f"fixed:{chosen['best_fixed_gamma'] or 1}", chosen["policy"], fastest["policy"]])
-        )
+        told = [f"fixed:{chosen['best_fixed_gamma'] or 1}", chosen["policy"], fastest["policy"]]
+        policies = tuple(dict.fromkeys(name for name in told if name != FITTED))  # of which there is no file
         timed = bench(
             BenchRequest(
                 folder=run,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftgauge.api.runs import Warn
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.fitting.two_source import FITTED, replay_fitted
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, load_fitted, policy_of_file
 from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, parse_spec, weighs_cost
+from draftgauge.policies.two_source import TWO_SOURCE
+from draftgauge.replaying.simulate import Replay
 from draftgauge.replaying.splits import Design, prompt_keys
 from draftgauge.traces.costs import CostCurve
 
@@ -67,6 +72,16 @@ def expanded(policies: Iterable[NamedPolicy], gamma_max: int) -> tuple[NamedPoli
 
 def fitted_on(policies: Sequence[NamedPolicy]) -> set[str]:
     return {key for policy in policies if policy.fitted is not None for key in policy.fitted.trained_on}
+
+
+def fitted_here(policies: Sequence[NamedPolicy], design: Design, costs: CostCurve) -> dict[str, Replay]:
+    """The rule of two sources as it would do once it is fitted to the pair; nothing where a file has it fitted already,
+    or where it cannot be: on few prompts, sampled ones, or texts in which nothing is looked up.
+    """
+    with suppress(DraftgaugeError):
+        if not any(policy.name == TWO_SOURCE and policy.fitted is not None for policy in policies):
+            return {FITTED: replay_fitted(design, costs)}
+    return {}
 
 
 def warn_of_other_pairs(policies: Sequence[NamedPolicy], pair: Mapping[str, str | None], on_warning: Warn) -> None:

@@ -23,7 +23,8 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import LoadOptions, drafter_kind, drafter_kinds
-from draftgauge.fitting.ranking import FITTED, fitted_to, on_one_target, rank_rows
+from draftgauge.fitting.ranking import on_one_target, rank_rows
+from draftgauge.fitting.two_source import FITTED, fitted_to
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer

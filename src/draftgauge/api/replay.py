@@ -9,6 +9,7 @@ from draftgauge.api.datastore import read_stored
 from draftgauge.api.policies import (
     default_policies,
     expanded,
+    fitted_here,
     fitted_on,
     read_policies,
     warn_of_other_pairs,
@@ -25,7 +26,7 @@ from draftgauge.policies.registry import current_name, with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.evaluate import ALL_TASKS, evaluate_design
-from draftgauge.replaying.simulate import can_replay
+from draftgauge.replaying.simulate import Replay, can_replay
 from draftgauge.replaying.splits import design_of
 from draftgauge.replaying.verdict import verdict_of
 
@@ -40,7 +41,8 @@ def replay(
     was fitted on some of them, else all.
 
     Args:
-        request: what to replay; by default the policies of every comparison and fitted ones in the run's folder.
+        request: what to replay; by default the policies of every comparison, fitted ones in the run's folder, and
+            ``two-source`` as :func:`~draftgauge.fitting.two_source.replay_fitted` fits it, without a datastore.
         objects: policies of your own by name, beside the named ones, or alone where none is named. Every run gets a
             fresh copy.
         on_warning: told of policies that were fitted on another pair or on prompts judged here, and of costs that are
@@ -86,13 +88,15 @@ def replay(
             judged = [prompt.prompt_token for prompt in design.trace.prompts]
             stored = read_stored(request.datastore, costs.vocabulary, judged)
         made = with_objects({p.spec: p.make(trace.gamma_max, costs) for p in policies}, objects)
+        fitted: dict[str, Replay] = {}
         if default:
             made = {name: policy for name, policy in made.items() if can_replay(trace, policy)}
+            fitted = {} if stored else fitted_here(policies, design, costs)
         rivals = tune_rivals(design.training, costs) if request.tune else None
         if stored is not None:
             for arms in (made, *(() if rivals is None else (rivals.arms,))):
                 with_stored(list(arms.values()), stored)
-        evaluated = evaluate_design(design, costs, made, rivals, stored)
+        evaluated = evaluate_design(design, costs, {**made, **fitted}, rivals, stored)
         kept: dict[str, Any] = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         kept |= {"run": run.name} if len(runs) > 1 else {}
         own = [dict(row) | kept for row in evaluated]

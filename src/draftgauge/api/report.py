@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.policies import default_policies, expanded, fitted_on, read_policies
+from draftgauge.api.policies import default_policies, expanded, fitted_here, fitted_on, read_policies
 from draftgauge.api.requests import ReportRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
@@ -54,6 +54,6 @@ def write_report(
         trace, costs = read_run(run)
         design = design_of(trace, None, fitted_on(named))
         made = {policy.spec: policy.make(trace.gamma_max, costs) for policy in named}
-        runs.append(judge_run(run, costs, design, made, live))
+        runs.append(judge_run(run, costs, design, {**made, **fitted_here(named, design, costs)}, live))
     atomic_write_text(out, render(runs, title, ranked=ranked))
     return out

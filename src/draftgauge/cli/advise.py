@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.cli.console import console, show_table, warn
+from draftgauge.cli.console import say, show_table, warn
 
 COLUMNS = {
     "setting": "setting",
@@ -30,5 +30,5 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     advised = next((row for row in rows if row["advised"]), None)
     page = environment("draftgauge.serving", autoescape=False).get_template("advice.txt.j2")
     text = page.render(engine=request.engine, advised=advised, settings=request.settings)
-    console.print(text.strip(), highlight=False, markup=False, soft_wrap=True)
+    say(text.strip())
     return rows

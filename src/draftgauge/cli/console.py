@@ -176,6 +176,10 @@ def interruptible(process_ends: bool = False) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN if process_ends else handler)
 
 
+def say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def fail(message: str) -> None:
     errors.print(f"[bold red]error:[/] {escaped(message)}", soft_wrap=True, highlight=False)
 
@@ -304,7 +308,7 @@ def label(row: Mapping[str, Any]) -> str:
 def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         if row.get("verdict"):
-            console.print(f"{label(row)}: {row['verdict']}", highlight=False, markup=False, soft_wrap=True)
+            say(f"{label(row)}: {row['verdict']}")
 
 
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:

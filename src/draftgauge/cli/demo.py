@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from draftgauge.api.requests import DemoRequest
-from draftgauge.cli.console import console, errors, progress, show_table, warn
+from draftgauge.cli.console import console, errors, progress, say, show_table, warn
 from draftgauge.cli.generate import STYLES, legend, show_text
 from draftgauge.core.load import describe_load, machine_load
 
@@ -41,7 +41,7 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
                 _show_first(rows[0])
             elif name == "verdict":
                 said = f"{rows[0]['compression']}: {rows[0]['verdict']}"
-                console.print(said, highlight=False, markup=False, soft_wrap=True)
+                say(said)
             elif not rows:
                 left_out.append(name)
                 console.print(f"Target {name}: no time left.", highlight=False)

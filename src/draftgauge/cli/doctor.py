@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from draftgauge.api.requests import DoctorRequest
-from draftgauge.cli.console import IncompleteError, console, progress, warn
+from draftgauge.cli.console import IncompleteError, progress, say, warn
 
 SHOWN = {"wrong": "WRONG", "suspect": "perhaps"}
 
@@ -16,7 +15,6 @@ def doctor(request: DoctorRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = run(request, progress=advance, on_warning=warn)
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     for row in rows:
         if row["status"] in SHOWN:
             say(f"{SHOWN[row['status']]}  {row['check']}: {row['what']}")

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from draftgauge.api.requests import ExportRequest
-from draftgauge.cli.console import console, named, show_table
+from draftgauge.cli.console import named, say, show_table
 
 COLUMNS = named("format", "tensors", "parameters") | {"depths": "trained for"} | named("target")
 SERVED = {"eagle3": {"vLLM": "vllm", "SGLang": "sglang"}, "dflash": {"vLLM": "vllm"}}
@@ -18,11 +18,9 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     rows = run(request)
     show_table(f"Exported to {request.out}", rows, COLUMNS)
     for engine, command in serving_commands(rows[0]).items():
-        console.print(f"{engine}: {command}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{engine}: {command}")
     if rows[0]["llama_cpp_lacks"]:
-        console.print(
-            f"llama.cpp cannot run it: it lacks {rows[0]['llama_cpp_lacks']}", highlight=False, soft_wrap=True
-        )
+        say(f"llama.cpp cannot run it: it lacks {rows[0]['llama_cpp_lacks']}")
     return rows
 
 

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import FitRequest
-from draftgauge.cli.console import console, show_table
+from draftgauge.cli.console import say, show_table
 
 COLUMNS = {
     "compression": "target",
@@ -28,11 +28,9 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         columns = COLUMNS | (OVER_ONE_SOURCE if compared else {})
         show_table(f"{request.policy} on the validation prompts", rows, columns)
     else:
-        console.print(
+        say(
             f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as the run "
-            "has too few validation prompts",
-            highlight=False,
-            soft_wrap=True,
+            "has too few validation prompts"
         )
     if all(row["judgeable"] for row in rows):
         following = f"Next: draftgauge replay {quote(str(request.folder))} --policy {quote(str(request.out))}"
@@ -41,5 +39,5 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
             "The run has too few test prompts to judge the policy on. Next: record others into another FOLDER, then "
             f"draftgauge replay FOLDER --policy {quote(str(request.out))}"
         )
-    console.print(f"wrote {request.out}\n{following}", highlight=False, markup=False, soft_wrap=True)
+    say(f"wrote {request.out}\n{following}")
     return rows

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.cli.console import by_target, console, named, progress, show_table, warn
+from draftgauge.cli.console import by_target, console, named, progress, say, show_table, warn
 
 COLUMNS = named("task", "prompts") | {
     "mean_accepted": "tokens accepted of the longest draft",
@@ -56,7 +56,7 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
             )
     out = quote(str(request.out))
     said = f"Next: draftgauge replay {out}   or   draftgauge report {out}"
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    say(said)
     return rows
 
 

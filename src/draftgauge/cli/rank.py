@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.requests import RankRequest
-from draftgauge.cli.console import IncompleteError, console, progress, show_table, warn
+from draftgauge.cli.console import IncompleteError, progress, say, show_table, warn
 
 COLUMNS = {
     "drafter": "drafter",
@@ -40,8 +40,6 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
 
 def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     """Tables of all prompts, then of each task and range of lengths; what is wrong with costs."""
-    from draftgauge.fitting.ranking import FITTED
-
     ranked = [row for row in rows if "rank" in row]
     groups = list(dict.fromkeys((row["task"], row["context"]) for row in ranked))
     for task, context in groups:
@@ -51,25 +49,29 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         title = title if context is None else f"Prompts of {context} tokens, {prompts}"
         columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:9]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
-    if any(row["setting"] == FITTED for row in ranked):
-        console.print(
-            f"{FITTED}: to this drafter, on other prompts than it is judged on. `draftgauge fit RUN --policy "
-            "two-source --out RUN/fitted.json` fits one, which advise and replay on RUN then judge too",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+    say_how_to_fit([row["setting"] for row in ranked])
     live = [row for row in ranked if "live_ratio" in row]
     if live:
         order = sorted(live, key=lambda row: -row["live_ratio"])
         said = "as modelled" if order == live else "another one: " + ", ".join(row["drafter"] for row in order)
-        console.print(f"The order of live decoding is {said}.", markup=False, highlight=False, soft_wrap=True)
+        say(f"The order of live decoding is {said}.")
     for row in live:
         if row["live_mismatched_prompts"]:
             warn(f"{row['live_mismatched_prompts']} outputs with {row['drafter']} are not those of plain decoding")
     for row in ranked:
         if row["cost_doubt"] and (row["task"], row["context"]) == groups[0]:
             warn(f"the costs of {row['drafter']} are not to be trusted, {row['cost_doubt']}: run again with --measure")
+
+
+def say_how_to_fit(settings: Sequence[str]) -> None:
+    """Where one of them is no policy yet: what it is, and how to make it one."""
+    from draftgauge.fitting.two_source import FITTED
+
+    if FITTED in settings:
+        say(
+            f"{FITTED}: to this drafter, on other prompts than it is judged on. `draftgauge fit RUN --policy "
+            "two-source --out two-source.json` fits one for use with --policy."
+        )
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

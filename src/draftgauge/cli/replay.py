@@ -6,6 +6,7 @@ from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
 from draftgauge.cli.console import by_target, label, show_table, show_verdicts, source_columns, warn
+from draftgauge.cli.rank import say_how_to_fit
 
 COLUMNS = {
     "policy": "policy",
@@ -40,6 +41,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     pooled = [row for row in rows if row["task"] == "all"]
     show_table(_title(pooled), pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
     show_verdicts(pooled)
+    say_how_to_fit([row["policy"] for row in pooled if row["recommended"]])
     return rows
 
 

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import TrainRequest
-from draftgauge.cli.console import console, errors, named, progress, show_table
+from draftgauge.cli.console import errors, named, progress, say, show_table
 from draftgauge.core.load import busy_note, machine_load
 from draftgauge.core.printable import speed
 
@@ -39,12 +39,12 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
     if request.plan:
         show_table("Before anything starts", rows, PLAN_COLUMNS)
         if said := busy_note(machine_load(), request.training.threads):
-            console.print(said, markup=False, highlight=False)
+            say(said)
         return rows
     show_table("Trained", rows, COLUMNS)
     out = quote(str(request.out))
     said = f"Next: draftgauge evaluate {out}   or   draftgauge generate PROMPT --drafter {out}"
-    console.print(said, markup=False, highlight=False, soft_wrap=True)
+    say(said)
     return rows
 
 

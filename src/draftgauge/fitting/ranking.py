@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.fitting.two_source import fit_two_source
-from draftgauge.policies.base import Policy
-from draftgauge.policies.fitted import fitted_policy
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.fitting.two_source import FITTED, replay_fitted
 from draftgauge.policies.registry import NO_DRAFT, compared_policies, fixed_name, make_policy
-from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, plain_seconds, task_masks
 from draftgauge.replaying.rows import sum_by_prompt
-from draftgauge.replaying.simulate import can_replay, replay
-from draftgauge.replaying.splits import MIN_PROMPTS, Design, design_of
-from draftgauge.replaying.verdict import is_level, recommended
+from draftgauge.replaying.simulate import Replay, can_replay, replay
+from draftgauge.replaying.splits import design_of
+from draftgauge.replaying.verdict import is_level, recommended, totals
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.build import conversations, select
@@ -29,8 +26,6 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
-FITTED = f"{TWO_SOURCE}, fitted"
-"""The setting whose numbers were fitted to the drafter, as ``draftgauge fit`` does."""
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
@@ -118,42 +113,14 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     design = design_of(trace)
     best = fixed_name(best_fixed_gamma(design.training, costs))
     policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *compared_policies())}
-    tried = {name: _replayed(design.trace, costs, of) for name, of in policies.items() if can_replay(trace, of)}
+    tried = {name: replay(design.trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
     with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
-        tried[FITTED] = _with_fitted(design, costs)
-    numbers = conversations(design.trace)
-    timed = {
-        name: (sum_by_prompt(numbers, of.tokens), sum_by_prompt(numbers, of.seconds)) for name, of in tried.items()
-    }
-    setting = recommended(timed, best)
-    return Ranked(setting, design.trace, costs, tried[setting])
+        tried[FITTED] = replay_fitted(design, costs)
+    setting = recommended(totals(tried, conversations(design.trace)), best)
+    return Ranked(setting, design.trace, costs, _outcome(tried[setting]))
 
 
-def _with_fitted(design: Design, costs: CostCurve) -> Outcome:
-    """By the rule of two sources, fitted on the training prompts; where there are none, on every other conversation of
-    a task for those between, and the other way round.
-    """
-    if design.train is not None:
-        return _replayed(design.trace, costs, fitted_to(design.train, costs))
-    numbers, half = conversations(design.trace), np.zeros(len(design.trace.prompts), np.int64)
-    for _, mask in reversed([*task_masks(design.trace)]):  # of all prompts first, then by task
-        half[mask] = np.unique(numbers[mask], return_inverse=True)[1].reshape(-1) % 2
-    arrays = np.zeros((len(Outcome._fields), len(half)))
-    for mask in (half == 0, half == 1):
-        policy = fitted_to(select(design.trace, ~mask), costs)
-        arrays[:, mask] = _replayed(select(design.trace, mask), costs, policy)
-    return Outcome(*arrays)
-
-
-def fitted_to(trace: Trace, costs: CostCurve) -> Policy:
-    """The rule of two sources with numbers fitted to a drafter."""
-    if len(trace.prompts) < MIN_PROMPTS:
-        raise TraceError(f"{len(trace.prompts)} prompts are too few to fit on, {MIN_PROMPTS} are needed")
-    return fitted_policy(fit_two_source([trace], [costs]), trace.gamma_max, costs)
-
-
-def _replayed(trace: Trace, costs: CostCurve, policy: Policy) -> Outcome:
-    of = replay(trace, policy, costs)
+def _outcome(of: Replay) -> Outcome:
     taken = of.committed, of.seconds, of.steps, of.accepted - of.accepted_text
     return Outcome(*(np.asarray(values, np.float64) for values in taken))
 

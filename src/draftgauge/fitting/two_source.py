@@ -11,18 +11,23 @@ from numpy.typing import NDArray
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import DIGITS, accepted_by_depth, common_gamma_max, fit_logistic
-from draftgauge.policies.fitted import FittedPolicy
+from draftgauge.policies.base import Policy
+from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stopping import logit
 from draftgauge.policies.two_source import SIGNALS, TWO_SOURCE, LookupNumbers, TwoSource, TwoSourceNumbers, lookup_terms
+from draftgauge.replaying.evaluate import task_masks
 from draftgauge.replaying.rows import check_prompt_tokens, draft_caps
-from draftgauge.replaying.simulate import replay
-from draftgauge.replaying.splits import keys_of
+from draftgauge.replaying.simulate import Replay, replay, replay_each
+from draftgauge.replaying.splits import MIN_PROMPTS, Design, keys_of
+from draftgauge.traces.build import conversations, select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]
 
+FITTED = f"{TWO_SOURCE}, fitted"
+"""The setting whose numbers were fitted to the drafter, as ``draftgauge fit`` does."""
 TAIL_WEIGHTS = (0.0, 0.3, 1.0)
 
 
@@ -52,6 +57,30 @@ def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: in
     candidates = [_scaled(each, traces, costs) for each in tried]
     best = max(candidates, key=lambda each: each[1])[0]
     return FittedPolicy(TWO_SOURCE, gamma_max, SIGNALS, to_mapping(best), trained_on=keys_of(traces))
+
+
+def replay_fitted(design: Design, costs: CostCurve) -> Replay:
+    """The rule of two sources fitted to a drafter on the training prompts of a design; where there are none, on every
+    other conversation of a task for those between, and the other way round.
+
+    Raises:
+        TraceError: for fewer than 8 prompts to fit on, sampled ones, or texts in which nothing is looked up.
+    """
+    trace, count = design.trace, len(design.trace.prompts)
+    if design.train is not None:
+        return replay(trace, fitted_to(design.train, costs), costs)
+    numbers, half = conversations(trace), np.zeros(count, np.int64)
+    for _, mask in reversed([*task_masks(trace)]):  # of all prompts first, then by task
+        half[mask] = np.unique(numbers[mask], return_inverse=True)[1].reshape(-1) % 2
+    policies = [fitted_to(select(trace, half != own), costs) for own in (0, 1)]
+    return replay_each(trace, [policies[own] for own in half.tolist()], costs)
+
+
+def fitted_to(trace: Trace, costs: CostCurve) -> Policy:
+    """The rule of two sources with numbers fitted to a drafter."""
+    if len(trace.prompts) < MIN_PROMPTS:
+        raise TraceError(f"{len(trace.prompts)} prompts are too few to fit on, {MIN_PROMPTS} are needed")
+    return fitted_policy(fit_two_source([trace], [costs]), trace.gamma_max, costs)
 
 
 def _scaled(

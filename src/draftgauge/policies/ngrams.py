@@ -92,8 +92,11 @@ class NgramIndex:
         return None, 0
 
     def _length(self, place: int, tail: Sequence[int]) -> int:
-        most = min(MOST_MATCHED, len(tail), place)
-        return next((n for n in range(LONGEST, most) if self.text[place - 1 - n] != tail[-1 - n]), most)
+        text, most = self.text, min(MOST_MATCHED, len(tail), place)
+        for n in range(LONGEST, most):
+            if text[place - 1 - n] != tail[-1 - n]:
+                return n
+        return most
 
 
 class FirstOccurrences:

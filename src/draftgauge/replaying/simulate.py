@@ -102,13 +102,17 @@ def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Repl
 
 
 def _replay(trace: Trace, policy: Policy, costs: CostCurve | None, greedy: bool) -> Replay:
-    reads = reads_of(policy)
     if isinstance(policy, StatelessPolicy) and not isinstance(policy, DropsLast | Extends):
+        reads = reads_of(policy)
         return replay_lengths(trace, policy.lengths(signal_arrays(trace, reads)), costs, reads)
+    return replay_each(trace, [policy] * len(trace.prompts), costs, greedy)
+
+
+def replay_each(trace: Trace, policies: Sequence[Policy], costs: CostCurve | None, greedy: bool = True) -> Replay:
+    """Replay each prompt with a policy of its own, ``[prompts]``; all read the same signals."""
     caps = draft_caps(trace)
-    prompts = range(len(trace.prompts))
-    steps = [step for prompt in prompts for step in prompt_steps(trace, prompt, caps, policy, greedy)]
-    return walked(trace, Walk.of(steps), costs, reads)
+    steps = [step for n, policy in enumerate(policies) for step in prompt_steps(trace, n, caps, policy, greedy)]
+    return walked(trace, Walk.of(steps), costs, reads_of(policies[0]))
 
 
 def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Replay]:

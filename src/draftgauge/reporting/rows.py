@@ -10,6 +10,7 @@ from typing import Any
 
 from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.fitting.two_source import FITTED
 from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
 from draftgauge.policies.base import Extends, Policy
@@ -40,6 +41,7 @@ BESIDE_POLICIES = {
     PLAIN: "plain decoding, one token a step",
     HINDSIGHT: "the exact optimum over all choices of length, knowing what the drafter drafts and the target accepts",
     HINDSIGHT_BOTH: "the same where tokens of the text may be appended",
+    FITTED: "two-source with numbers fitted to this drafter, on other prompts than it is judged on",
     "transformers-generate": "generate() of transformers, no draft",
     "transformers-assisted": "generate(assistant_model=...) of transformers at its defaults",
     "transformers-assisted-constant": "generate(assistant_model=...) of transformers at a constant length",
@@ -98,14 +100,14 @@ def judge_run(
     folder: Path,
     costs: CostCurve,
     design: Design,
-    policies: Mapping[str, Policy],
+    policies: Mapping[str, Policy | Replay],
     bench: Sequence[Mapping[str, Any]] = (),
 ) -> Run:
     """Replay policies, all fixed lengths and the bounds on the prompts of a run.
 
     Args:
         design: the prompts to judge on, and those that the best fixed length is chosen on.
-        policies: new ones, by spec; what a trace cannot judge is left out.
+        policies: new ones, by spec, of which what a trace cannot judge is left out; or finished replays.
         bench: rows of ``draftgauge bench``; those of other compressions are left out.
     """
     trace, manifest = design.trace, Manifest.load(folder)
@@ -115,7 +117,9 @@ def judge_run(
         fixed_name(gamma): outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
     }
     arms |= {
-        spec: policy for spec, policy in policies.items() if fixed_length(spec) is None and can_replay(trace, policy)
+        spec: policy
+        for spec, policy in policies.items()
+        if fixed_length(spec) is None and (isinstance(policy, Replay) or can_replay(trace, policy))
     }
     beside = {*BOUNDS}
     for spec in dict.fromkeys(policy for _, policy in live):

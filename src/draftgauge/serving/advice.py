@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,18 +42,25 @@ class SettingOutcome:
 
 
 def advise_settings(
-    design: Design, costs: CostCurve, settings: Sequence[str], command: str = ""
+    design: Design,
+    costs: CostCurve,
+    settings: Sequence[str],
+    command: str = "",
+    fitted: Mapping[str, Replay] | None = None,
 ) -> tuple[list[SettingOutcome], Verdict]:
     """Judge settings, ``plain`` among them, on a trace, with what a step costs in the engine; in their order.
 
     The setting advised is the simplest that is level with the fastest, see
     :func:`~draftgauge.replaying.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
     design's training prompts where it has any.
+
+    Args:
+        fitted: finished replays, by the name of the setting.
     """
     trace = design.trace
     if trace.sampled is not None:  # the recorded signals are then of refused drafts
         settings = [setting for setting in settings if not setting.startswith(P_MIN)]
-    replays = {setting: _run(setting, trace, costs) for setting in settings}
+    replays = {setting: _run(setting, trace, costs) for setting in settings} | dict(fitted or {})
     conversation = conversations(trace)
     plain = sum_by_prompt(conversation, plain_seconds(trace, costs))
 
