@@ -51,9 +51,9 @@ def with_tables(text: str) -> str:
     return PLACE.sub(table, text)
 
 
-def interval(row: Row) -> str:
+def interval(row: Row, key: str = "gain") -> str:
     """A gain with its 95% interval."""
-    return f"{row['gain']:+.1%} [{100 * row['gain_low']:.1f}, {100 * row['gain_high']:.1f}]"
+    return f"{row[key]:+.1%} [{100 * row[f'{key}_low']:.1f}, {100 * row[f'{key}_high']:.1f}]"
 
 
 REAL_RULES = ("cumulative-confidence", "stopping", "lookup-else-stopping", "two-source")
@@ -315,10 +315,11 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
         "tokens a step",
         "the drafter's",
         "x plain",
+        "over lookup",
         "live",
     )
     yield f"| drafter | {' | '.join(names)} |"
-    yield f"|---|---:|---:|---|---:|---|{'---:|' * 4}"
+    yield f"|---|---:|---:|---|---:|---|{'---:|' * 5}"
     alone = {row["alone"]: f"{row['ratio_to_plain']:.2f}" for row in rows if "alone" in row}
     trained = {row["trained"]: row for row in rows if "trained" in row}
     for row in matching(rows, {"task": "all", "context": None}):
@@ -339,6 +340,7 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
             f"{row['tokens_per_step']:.2f}",
             f"{row['source_model']:.2f}" if depths else "",
             f"{row['ratio_to_plain']:.2f}",
+            "" if name in ("lookup", "no-draft") else interval(row, "gain_over_lookup"),
             live,
         ]
         yield f"| `{name}` | {' | '.join(cells)} |"

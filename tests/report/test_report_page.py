@@ -186,6 +186,7 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
     assert lines[0][1:5] == ["two-source", "13.9", "12.7 to 15.5", "3.12×"]
     assert lines[0][-1] == "942.5"
     assert next(row for row in page.rows if row[:2] == ["lookup", "two-source, fitted"])[5] == "−32.5%"
+    assert lines[0][7:9] == ["+48.2%", "+38.4% to +56.8%"]
     assert any(row[:2] == ["code, 12", "no-draft"] for row in page.rows)
     assert "a busy machine" in html
     assert "&lt;i&gt;broken&lt;/i&gt;" in html
@@ -193,9 +194,10 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
     for wrong in ([{"drafter": "x", "rank": 1}], [{"drafter": "x", "error": "y"}]):
         with pytest.raises(DraftgaugeError, match="use the JSON of `draftgauge rank`"):
             write_report(single_run, tmp_path / "other.html", ranked=wrong)
-    out = tmp_path / "ranked.html"
-    succeeds("report", single_run, "--rank", RANKED, "--out", out)
-    assert "Qwen2.5-Coder-0.5B" in out.read_text()
+    out, among_others = tmp_path / "ranked.html", RANKED.parent / "trained-smollm2.json"
+    for ranking, drafter in ((RANKED, "Qwen2.5-Coder-0.5B"), (among_others, "drafters/kv-ttt")):
+        succeeds("report", single_run, "--rank", ranking, "--out", out)
+        assert drafter in out.read_text()
 
 
 def test_a_live_row_of_a_fitted_policy_needs_no_file(single_run, live_row, tmp_path):

@@ -16,6 +16,7 @@ COLUMNS = {
     "live_ratio": "live [95%]",
     "levelled": "level with the first",
     "gain": "gain over it [95%]",
+    "gain_over_lookup": "over lookup [95%]",
     "tokens_per_step": "tokens/step",
     "source_model": "of the drafter",
     "acceptance": "accepted at depth 1, 2, ...",
@@ -47,7 +48,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         prompts = f"{of_group[0]['prompts']} prompts"
         title = f"All tasks, {prompts}" if task == "all" else f"Task {task}, {prompts}"
         title = title if context is None else f"Prompts of {context} tokens, {prompts}"
-        columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:9]}
+        columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:10]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
     say_how_to_fit([row["setting"] for row in ranked])
     live = [row for row in ranked if "live_ratio" in row]

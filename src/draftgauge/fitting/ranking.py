@@ -26,6 +26,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
+LOOKUPS = ("lookup", "prompt_lookup")
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
@@ -64,14 +65,17 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
         by speed on all prompts, ``setting``; ``prompts``; ``tokens_per_second`` with ``_low`` and ``_high``;
         ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted, and ``source_model`` of them the
         drafter's; ``gain`` over the first with ``_low``, ``_high`` and ``p_value``, paired by prompt, and whether it is
-        ``level`` with it; ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying;
-        ``cost_doubt``. Intervals are 95%, resampled by prompt, the turns of a conversation together.
+        ``level`` with it; ``gain_over_lookup`` with ``_low`` and ``_high`` where prompt lookup is one of the drafters;
+        ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``.
+        Intervals are 95%, resampled by prompt, the turns of a conversation together.
     """
     ranked = {name: _at_best(*of) for name, of in recorded.items()}
     ranked[NO_DRAFT] = _plain(next(iter(ranked.values())))
     order = sorted(ranked, key=lambda name: -ranked[name].speed)
+    lookups = [ranked[name] for name in LOOKUPS if name in ranked]
+    over = {"gain": ranked[order[0]]} | ({"gain_over_lookup": lookups[0]} if lookups else {})
     return [
-        _row(name, order.index(name) + 1, of, ranked[order[0]], group, mask)
+        _row(name, order.index(name) + 1, of, over, group, mask)
         for name, of in ((name, ranked[name]) for name in order)
         for group, mask in _groups(of.trace)
     ]
@@ -147,7 +151,7 @@ def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
 
 
 def _row(
-    name: str, rank: int, of: Ranked, first: Ranked, group: Mapping[str, str | None], mask: Mask
+    name: str, rank: int, of: Ranked, over: Mapping[str, Ranked], group: Mapping[str, str | None], mask: Mask
 ) -> dict[str, Any]:
     numbers = np.unique(conversations(of.trace)[mask], return_inverse=True)[1].reshape(-1)
 
@@ -156,7 +160,10 @@ def _row(
 
     outcome = of.of
     tokens, seconds = summed(outcome.tokens), summed(outcome.seconds)
-    gain = paired_gain(tokens, seconds, summed(first.of.tokens), summed(first.of.seconds))
+    gains = {
+        key: paired_gain(tokens, seconds, summed(than.of.tokens), summed(than.of.seconds)) for key, than in over.items()
+    }
+    compared = {column: value for key, gain in gains.items() for column, value in columns(key, gain).items()}
     depths = [] if name == NO_DRAFT else acceptance_by_depth(select(of.trace, mask), resamples=1)
     alphas = {f"alpha_{row['depth']}": row["rate"] for row in depths if row["task"] == ALL_TASKS}
     return {
@@ -169,9 +176,9 @@ def _row(
         "ratio_to_plain": float(plain_seconds(of.trace, of.costs)[mask].sum() / seconds.sum()),
         "tokens_per_step": float(tokens.sum() / outcome.steps[mask].sum()),
         "source_model": float(outcome.accepted[mask].sum() / outcome.steps[mask].sum()),
-        **columns("gain", gain),
-        "p_value": gain.p_value,
-        "level": is_level(gain),
+        **compared,
+        "p_value": gains["gain"].p_value,
+        "level": is_level(gains["gain"]),
         "cost_ratio": None if name == NO_DRAFT else of.costs.cost_ratio(),
         "cost_doubt": None if name == NO_DRAFT else of.costs.doubt() or None,
         **alphas,

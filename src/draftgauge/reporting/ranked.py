@@ -22,6 +22,8 @@ COLUMNS: Columns = {
     "ratio_to_plain": ("over plain", ratio),
     "gain": ("over the first", signed),
     "gain_interval": ("95% interval", str),
+    "gain_over_lookup": ("over lookup", signed),
+    "lookup_interval": ("95% interval", str),
     "levelled": ("level with it", str),
     "tokens_per_step": ("tokens/step", decimals(2)),
     "source_model": ("of the drafter", decimals(2)),
@@ -31,13 +33,13 @@ COLUMNS: Columns = {
 
 
 def ranked_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Charts and a table of all prompts, a table by task and length, and which drafters failed."""
-    ranked = sorted((row for row in rows if "error" not in row), key=lambda row: -row.get("tokens_per_second", 0))
+    """Charts and a table of all prompts, a table by task and length, and which drafters failed; other rows are left."""
+    ranked = sorted((row for row in rows if "rank" in row), key=lambda row: -row.get("tokens_per_second", 0))
     missing = [key for row in ranked for key in NEEDED if key not in row] + ([] if ranked else ["drafters"])
     if missing:
         raise DraftgaugeError(f"the ranking lacks {missing[0]}; use the JSON of `draftgauge rank`")
     whole = [row for row in ranked if (row["task"], row["context"]) == (ALL_TASKS, None)]
-    groups = dict.fromkeys((row["task"], row["context"]) for row in rows if row in ranked and row not in whole)
+    groups = dict.fromkeys((row["task"], row["context"]) for row in rows if "rank" in row and row not in whole)
     parts = [_shown(row, *group) for group in groups for row in ranked if (row["task"], row["context"]) == group]
     estimates = [(row["drafter"], *(row[f"tokens_per_second{end}"] for end in ("", "_low", "_high"))) for row in whole]
     lines = []
@@ -60,6 +62,7 @@ def _shown(row: Mapping[str, Any], task: str = "", context: str | None = None) -
         "of": f"{f'{context} tokens' if context else task}, {row['prompts']}" if task else None,
         "interval": ends(row, "tokens_per_second_", speed),
         "gain_interval": ends(row, "gain_", signed),
+        "lookup_interval": ends(row, "gain_over_lookup_", signed),
         "levelled": "yes" if row["level"] and row["gain"] != 0 else None,
         "kind": "best" if row["rank"] == 1 else "",
     }
