@@ -86,6 +86,7 @@ def main() -> None:
         help="of the target, and of the draft in llama.cpp: those to record, or one to decode live",
     )
     parser.add_argument("--per-task", type=int, help="take so many training and test prompts of each task only")
+    parser.add_argument("--skip", type=int, default=0, help="decode others live than the first test prompts of a task")
     parser.add_argument(
         "--baselines", action="store_true", help="decode live beside transformers, not beside other rules"
     )
@@ -120,6 +121,15 @@ def drawn_prompts(folder: Path, out: Path, per_task: int | None = None) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     rows = itertools.chain.from_iterable(zip(*by_task, strict=True))
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return out
+
+
+def later_prompts(path: Path, skip: int) -> Path:
+    """The prompts without the first test prompts of each task, in a file beside the given one."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    early = {row["id"] for task in TASKS for row in [r for r in rows if (r["task"], r["split"]) == (task, TEST)][:skip]}
+    out = path.with_name(f"{path.stem}-after-{skip}.jsonl")
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows if row["id"] not in early), encoding="utf-8")
     return out
 
 
@@ -349,7 +359,7 @@ def live(args: argparse.Namespace) -> list[dict[str, Any]]:
     where: dict[str, Any] = {"folder": args.runs / args.compression}
     if args.compression in GGUF:
         settings = {
-            "prompts": str(args.runs / "prompts.jsonl"),
+            "prompts": str(later_prompts(args.runs / "prompts.jsonl", args.skip)),
             "max_new_tokens": NEW_TOKENS,
             "gamma_max": GAMMA_MAX,
         }
