@@ -230,5 +230,5 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     words.remove("--chat")
     pasted = dict(zip(words[2::2], words[3::2], strict=True))
     assert (pasted["--target"], pasted["--tokenizer"]) == (str(files["target"]), str(reference_path("target")))
-    succeeds(*words, "--max-new-tokens", "8")
+    succeeds(*words, "--max-new-tokens", "8", "--cost-seconds", "0")
     succeeds("generate", "hello", *models, "--max-new-tokens", "8", "--policy", "fixed:2")
