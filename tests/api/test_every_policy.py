@@ -55,7 +55,7 @@ def test_generate(pair: Pair, policy: str) -> None:
 
 
 def test_bench_without_and_with_a_run(models: dict[str, Any], run: Path) -> None:
-    common: dict[str, Any] = {"policies": EVERY, "rounds": 1, "baselines": False, "device": "cpu"}
+    common: dict[str, Any] = {"policies": EVERY, "rounds": 1, "baselines": False, "device": "cpu", "limit": 4}
     rows = bench(**models, max_new_tokens=6, **common, **QUICK)
     rows += bench(run, **common)
     rows += bench(run, drafter="prompt_lookup", **common, cost_seconds=0)

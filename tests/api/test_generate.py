@@ -24,7 +24,7 @@ def test_a_policy_that_was_fitted_on_another_pair_is_named(
     provenance = {"pair": {"target": "other", "draft": None}, "target": "a-target"}
     save_fitted(FittedPolicy("two", 16, (), {}, provenance), tmp_path / "two.json")
     with pytest.warns(UserWarning, match=r"was fitted on another pair \(a-target and no model\)"):
-        text, _ = generate(pair, "hello", str(tmp_path / "two.json"), max_new_tokens=4)
+        text, _ = generate(pair, "hello", str(tmp_path / "two.json"), max_new_tokens=4, cost_seconds=0)
     assert text == generate(pair, "hello", "plain", max_new_tokens=4)[0]
 
 

@@ -32,6 +32,7 @@ from draftgauge.traces.parts import PARTS, join_parts, part_folder
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.shards import shard_paths
 from draftgauge.traces.trace import Trace
+from launching import ray_cluster
 from small_profiles import PROMPTS, SMALL, record
 from synthetic import same_rows
 from tiny import tiny_model
@@ -198,10 +199,10 @@ def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_on_ray(models: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_on_ray(models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker is killed, then the driver; the same command again gives the trace of one process."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    run, log, prompts = tmp_path / "run", tmp_path / "workers.txt", tmp_path / "prompts.jsonl"
+    run, prompts = tmp_path / "run", tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(MANY)))
     asked = {name: str(value) for name, value in (models | {"prompts": prompts}).items()} | SMALL
     program = f"""
@@ -210,12 +211,9 @@ profile(out={str(run)!r}, executor="ray", shards=2, **{asked!r})
 """
     source = str(Path(package.__file__).parents[1])
     threads = str(torch.get_num_threads())  # as many as here: sums of other parts of a product round differently
-    environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": threads}
-
-    def driver() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=log.open("ab"))
-
-    started = driver()
+    monkeypatch.setenv("PYTHONPATH", source)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    started = subprocess.Popen([sys.executable, "-c", program])
     wait_for(lambda: list(run.glob(f"{PARTS}/*/manifest.json")), started)
     workers = [pid for pid in children(started.pid) if command(pid).startswith(b"ray::attempt")]
     assert workers
@@ -223,9 +221,9 @@ profile(out={str(run)!r}, executor="ray", shards=2, **{asked!r})
     time.sleep(1)
     started.kill()
     started.wait()
-    again = driver()
-    assert again.wait(600) == 0, log.read_text()
-    assert same_rows(read_trace(run), record(models, tmp_path / "whole", prompts=prompts))
+    with ray_cluster(cpus=2):
+        again = record(models, run, prompts=prompts, executor="ray", shards=2)
+    assert same_rows(again, record(models, tmp_path / "whole", prompts=prompts))
 
 
 def wait_for(condition: Any, process: subprocess.Popen[bytes], limit: float = 600) -> None:

@@ -28,14 +28,14 @@ from draftgauge.verification import Sampling
 from fake_cuda import FakeCuda, fake_cuda, on_gpu
 from tiny import tiny_model
 
-GAMMA = 4
+GAMMA = 2
 STEPS = 11  # of an output, at least
 PROMPT = list(range(1, 21))
 GREEDY, SAMPLED = Sampling(), Sampling(0.8, top_k=20)
 
 
 class Looking(PolicyBase):
-    """Drafts four tokens and reads what it is told to."""
+    """Drafts so many tokens and reads what it is told to."""
 
     def __init__(self, reads: Reads) -> None:
         self.reads = reads

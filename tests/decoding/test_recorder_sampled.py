@@ -99,7 +99,7 @@ CASES = {
     "two tokens": (Pair(2, 3, Sampling(1.0)), 2),
     "top-k": (Pair(3, 3, Sampling(1.3, top_k=2)), 2),
     "end token": (Pair(3, 3, Sampling(1.2), ends=(2,)), 2),
-    "long drafts, short draft context": (Pair(2, 4, Sampling(0.8), context=4), 3),
+    "long drafts, short draft context": (Pair(2, 3, Sampling(0.8), context=4), 3),
 }
 POLICIES = {
     "none": lambda gamma: FixedLength(0),
@@ -126,7 +126,7 @@ def test_replay_is_live_given_every_output(monkeypatch: pytest.MonkeyPatch, case
 def test_how_far_one_drafts_depends_on_refused_tokens(policy: str) -> None:
     """Or the test above would say nothing of the refused drafts."""
     pair, gamma = CASES["long drafts, short draft context"]
-    traces = [make_trace([pair.record(gamma, torch.Generator().manual_seed(seed))], 4) for seed in range(30)]
+    traces = [make_trace([pair.record(gamma, torch.Generator().manual_seed(seed))], 3) for seed in range(30)]
     found = set()
     for trace in traces:
         chosen = POLICIES[policy](gamma)
@@ -178,7 +178,7 @@ def test_chances_are_those_of_the_distributions() -> None:
 
 def test_a_walk_over_a_drawn_trace_is_a_live_one() -> None:
     """Real draws on both sides: rows drawn with coins, as for policies with a memory, against the live loop."""
-    pair, gamma, runs = Pair(6, 12, Sampling(1.0)), 3, 100
+    pair, gamma, runs = Pair(6, 12, Sampling(1.0)), 3, 60
     generator = torch.Generator().manual_seed(3)
     for policy in (FixedLength(3), ConfidenceThreshold(0.4, gamma)):
         live = np.array([pair.live(policy, generator)[1][:2] for _ in range(runs)])

@@ -166,7 +166,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("design", "precision"), TRAINED)
 def test_a_trained_drafter_is_lossless(design: str, precision: str, prompts: list[list[int]], tmp_path: Path) -> None:
-    data = {"questions": 8, "new_tokens": 8, "length": 128}
+    data = {"questions": 4, "new_tokens": 8, "length": 128}
     request = TrainingSpec(target="reference", reuse=design, steps=2, batch=2, depths=3, **data)
     train_drafter(replace(request, device=DEVICE, precision=precision), tmp_path / "drafter")
     for engine in ENGINES:

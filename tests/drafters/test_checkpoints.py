@@ -144,7 +144,7 @@ def test_speculators_computes_the_same_from_what_is_exported(tmp_path: Path, dra
 )
 def test_greedy_output_is_the_plain_one_with_every_kind_of_policy(layout: str, engine: str) -> None:
     target = wrap(target_module(), engine)
-    prompt, settings = tokens(6, vocabulary=48).tolist() * 2, DecodingSettings(16)
+    prompt, settings = tokens(6, vocabulary=48).tolist() * 2, DecodingSettings(10)
     plain = plain_decode(target, prompt, settings).tokens
     drafter, drafted = drafter_of(FIXTURES / layout, target), 0
     for name in ("fixed:1", "fixed:6", "hf-confidence", "two-source", "svip"):
@@ -156,12 +156,12 @@ def test_greedy_output_is_the_plain_one_with_every_kind_of_policy(layout: str, e
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drafts_from_all_positions_are_those_of_each(layout: str) -> None:
-    target = wrap(target_module(max_position_embeddings=48))
+    target = wrap(target_module(max_position_embeddings=32))
     end_tokens = frozenset({7, 11})
     drafter = drafter_of(FIXTURES / layout, target, end_tokens=end_tokens)
     assert isinstance(drafter, DraftsEverywhere)
     for prompt in (tokens(9, vocabulary=48).tolist(), [12]):  # without near-ties, which rounding would decide
-        output = plain_decode(target, prompt, DecodingSettings(48 - len(prompt))).tokens
+        output = plain_decode(target, prompt, DecodingSettings(32 - len(prompt))).tokens
         together = draft_everywhere(drafter, prompt, output, 6, 48)
         singly = draft_position_by_position(drafter, prompt, output, 6)
         assert (together.tokens >= 0).any()

@@ -85,7 +85,7 @@ def build_drafter(target: CachedModel, net: ReuseNet, **options: Any) -> ReuseDr
 @pytest.mark.parametrize(("variant", "engine"), PAIRS)
 def test_greedy_output_is_the_plain_one(variant: tuple[str, int, str], engine: tuple[str, str]) -> None:
     target = wrap(target_module(engine[1]), engine[0])
-    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(14)
+    prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(10)
     plain = plain_decode(target, prompt, settings).tokens
     for draft_tokens, gamma in ((None, 1), (None, 6), ([1, 3, 4, 7], 3)):
         drafter = build_drafter(target, build_net(target.module, variant, draft_tokens))
@@ -99,7 +99,7 @@ def test_greedy_output_is_the_plain_one_where_the_text_adds_to_drafts(
     variant: tuple[str, int, str], engine: tuple[str, str]
 ) -> None:
     target = wrap(target_module(engine[1]), engine[0])
-    prompt, settings = tokens(6, vocabulary=SMALL_VOCABULARY).tolist() * 3, DecodingSettings(16)
+    prompt, settings = tokens(6, vocabulary=SMALL_VOCABULARY).tolist() * 3, DecodingSettings(12)
     plain = plain_decode(target, prompt, settings).tokens
     net, appended = build_net(target.module, variant), 0
     for name in ("two-source", "lookup-else-stopping:least=1,tokens=4"):

@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer("reference")
-    return [encode_with(tokenizer, p) for p in read_prompts(PAIR_FOLDER / "prompts" / "validation.jsonl")[::12]]
+    return [encode_with(tokenizer, p) for p in read_prompts(PAIR_FOLDER / "prompts" / "validation.jsonl")[::24]]
 
 
 def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[int]], tmp_path: Path) -> None:

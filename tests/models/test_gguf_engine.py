@@ -130,7 +130,7 @@ def test_dense_drafts_are_those_of_the_lean_engine(files: dict[str, Path], promp
     ours, lean = GgufModel(files["draft"]), load_model("reference/draft")
     target = load_model("reference")
     settings = DecodingSettings(max_new_tokens=40)
-    for tokens in prompts:
+    for tokens in prompts[:2]:
         output = plain_decode(target, tokens, settings).tokens
         here, there = (draft_densely(model, tokens, output, 8) for model in (ours, lean))
         assert (here.tokens == there.tokens).all()
@@ -230,5 +230,5 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     words.remove("--chat")
     pasted = dict(zip(words[2::2], words[3::2], strict=True))
     assert (pasted["--target"], pasted["--tokenizer"]) == (str(files["target"]), str(reference_path("target")))
-    succeeds(*words, "--max-new-tokens", "8")
+    succeeds(*words, "--max-new-tokens", "8", "--cost-seconds", "0")
     succeeds("generate", "hello", *models, "--max-new-tokens", "8", "--policy", "fixed:2")

@@ -74,7 +74,7 @@ def test_templates_of_prompts_are_of_their_split_alone() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_speculation_is_lossless_and_pays(target: CachedModel, task: str) -> None:
     draft, tokenizer = load_model("reference/draft", device="cpu"), load_tokenizer("reference")
-    settings = DecodingSettings(max_new_tokens=96, end_tokens=end_tokens(target, tokenizer))
+    settings = DecodingSettings(max_new_tokens=48, end_tokens=end_tokens(target, tokenizer))
     drafter = LanguageModelDrafter(draft, settings.end_tokens)
     row = next(row for row in prompts("validation") if row["task"] == task)
     ids = encode_prompt(tokenizer, row["messages"])

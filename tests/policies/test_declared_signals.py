@@ -25,7 +25,7 @@ from tiny import tiny_model, tokens
 
 GAMMA_MAX = 8
 PROMPT = tokens(11, seed=1).tolist()
-SETTINGS = DecodingSettings(50)
+SETTINGS = DecodingSettings(30)
 SIGNAL_OF = {
     "confidence": SignalName.CONFIDENCE,
     "entropy": SignalName.ENTROPY,

@@ -18,7 +18,7 @@ from tiny import noisy, tiny_model, tokens
 
 GAMMA_MAX = 8
 PROMPTS = [tokens(11, seed=1).tolist(), tokens(9, seed=4).tolist()]
-SETTINGS = DecodingSettings(50)
+SETTINGS = DecodingSettings(40)
 
 
 @pytest.fixture(scope="module")

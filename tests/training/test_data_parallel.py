@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
+import pickle
+import re
 import socket
 import subprocess
 import sys
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,27 @@ from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from small_trainings import log, small_training
 
-STEPS, KILLED = 6, 9
+STEPS, KILLED, CODE = 6, 3, 9
 SHOWN = ("target", "reuse", "prompts", "new_tokens", "depths", "length", "steps", "batch", "checkpoint_every", "cache")
 SHOWN += ("log_every", "device")
 OTHER = ("precision", "threads", "attention_start", "optimizer")
-# The command line, with what it has no options for.
+# The command line, with what it has no options for, and behind it another training, until both processes are killed.
 PROGRAM = """
-import sys
+import os, pickle, sys
 from dataclasses import replace
 from draftgauge.api import train
 from draftgauge.cli.main import run
 other, train_drafter = {other!r}, train.train_drafter
 train.train_drafter = lambda request, *rest, **named: train_drafter(replace(request, **other), *rest, **named)
-sys.exit(run())
+try:
+    code = run()
+except SystemExit as ended:  # the process that does not speak
+    code = ended.code
+if code:
+    sys.exit(code)
+os.environ |= {{"MASTER_PORT": "{port}", "TORCHELASTIC_USE_AGENT_STORE": "False"}}
+request, folder = pickle.loads({killed!r})
+train_drafter(request, folder, report=lambda row: row["step"] == {at} and os._exit({code}))
 """
 
 
@@ -65,47 +73,23 @@ def accumulated(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def killed_in_two(request: TrainingSpec, folder: Path, killed_at: int) -> None:
-    """Two processes train, with torchrun's variables, until both are killed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = get_context("spawn")
-    started = [context.Process(target=_one_of_two, args=(r, port, request, folder, killed_at)) for r in (0, 1)]
-    for process in started:
-        process.start()
-    started[0].join()
-    started[1].kill()
-    started[1].join()
-    assert started[0].exitcode == KILLED
-
-
-def _one_of_two(rank: int, port: int, request: TrainingSpec, folder: Path, killed_at: int) -> None:
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
-    os.environ.update(
-        {name: str(value) for name, value in (variables | {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}).items()}
-    )
-
-    def report(row: Any) -> None:
-        if row["step"] == killed_at:
-            os._exit(KILLED)
-
-    train_drafter(request, folder, report=report)
-
-
 @pytest.fixture(scope="module")
-def shared(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes under torchrun, which make the answers too."""
+def shared(base: TrainingSpec, accumulated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes under torchrun, which make the answers too; beside it one that was killed."""
     folder = tmp_path_factory.mktemp("shared") / "run"
     request = replace(base, answers=None, cache=folder.parent / "features")
     arguments = ["train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
     for name in SHOWN:
         arguments += [f"--{name.replace('_', '-')}", str(getattr(request, name))]
     program = folder.parent / "program.py"
-    program.write_text(PROGRAM.format(other={name: getattr(request, name) for name in OTHER}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        killed = {"port": probe.getsockname()[1], "killed": pickle.dumps((base, folder.parent / "killed"))}
+    other = {name: getattr(request, name) for name in OTHER}
+    program.write_text(PROGRAM.format(other=other, at=KILLED, code=CODE, **killed))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
     done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert re.search(rf"exitcode *: {CODE} ", done.stderr), done.stderr
     assert done.stdout.count("Trained") == 1  # one process speaks
     (row,) = json.loads((folder.parent / "rows.json").read_text())["rows"]
     assert row["steps"] == STEPS
@@ -133,9 +117,8 @@ def test_two_processes_do_what_one_does_that_accumulates(base: TrainingSpec, sha
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(base: TrainingSpec, accumulated: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    killed_in_two(base, folder, killed_at=3)  # behind the checkpoint of step 2
+def test_a_run_goes_on_with_another_number_of_processes(base: TrainingSpec, accumulated: Path, shared: Path) -> None:
+    folder = shared.parent / "killed"  # behind the checkpoint of step 2
     assert (folder / "checkpoints").exists()
     assert not (folder / "drafter.json").exists()
     train_drafter(base, folder)
