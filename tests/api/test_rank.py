@@ -130,6 +130,7 @@ def test_live_ratios_stand_beside_the_modelled_ones(asked, words, ranked) -> Non
     assert {row["drafter"] for row in decoded_rows} == set(asked["drafters"])
     for row in decoded_rows:
         assert (row["task"], row["live_mismatched_prompts"]) == ("all", 0)
+        assert row["live_modelled"] > 0
         assert 0 < row["live_ratio_low"] <= row["live_ratio"] <= row["live_ratio_high"]
     without = [{key: row[key] for key in row if not key.startswith("live")} for row in live]
     assert without == [row for row in rows if "rank" in row]
@@ -165,7 +166,11 @@ def test_costs_of_an_engine_take_the_place_of_those_measured(asked, ranked, tmp_
     rows = ranked[1]
     run = next(Path(row["run"]) for row in rows if row.get("run") and row["drafter"] == "lookup")
     costs = dg.CostCurve.load(run / "costs.json")
-    replace(costs, verify=tuple(tuple(10 * s for s in row) for row in costs.verify)).save(tmp_path / "slow.json")
+    tenth = {
+        "plain": tuple(10 * s for s in costs.plain),
+        "verify": tuple(tuple(10 * s for s in row) for row in costs.verify),
+    }
+    replace(costs, **tenth).save(tmp_path / "slow.json")
     given = (f"lookup={tmp_path / 'slow.json'}", f"{asked['drafters'][0]}={run / 'costs.json'}")
     slower = dg.rank(costs_of=given, **asked)
     slow, usual = (next(row["tokens_per_second"] for row in of if row["drafter"] == "lookup") for of in (slower, rows))

@@ -42,6 +42,7 @@ def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("--split", "test"), "--split is train or all"),
         (("--policy", "fixed"), "nothing to fit in policy 'fixed'"),
         (("--compression", "nf4"), "has no run of compression nf4; it has uncompressed"),
     ],
@@ -59,6 +60,7 @@ def test_the_file_is_named_json_and_prompts_are_enough(run: Path, tmp_path: Path
     assert ".json file to write" in refusal("fit", run, "--out", tmp_path / "policy.pt")
     few = write_run(tmp_path / "few", 6)
     assert "8 or more" in refusal("fit", few, "--out", tmp_path / "p.json")
+    assert "too few to fit on" in refusal("fit", few, "--split", "all", "--out", tmp_path / "p.json")
     assert not (tmp_path / "p.json").exists()
 
 

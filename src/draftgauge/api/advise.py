@@ -30,11 +30,10 @@ from draftgauge.fitting.two_source import FITTED
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.simulate import can_replay, replay_lengths
-from draftgauge.replaying.splits import Design, design_of
-from draftgauge.replaying.verdict import Verdict
-from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length
+from draftgauge.replaying.splits import EVERYTHING, Design, design_of
+from draftgauge.replaying.verdict import LOOKUP, Verdict
+from draftgauge.serving.advice import acceptance_to_pay, advise_batch, advise_settings, best_length
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
@@ -49,6 +48,7 @@ from draftgauge.serving.engines import (
     setting_length,
     settings_document,
 )
+from draftgauge.serving.engines import LOOKUP as PROMPT_LOOKUP
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
@@ -140,8 +140,6 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         names = ", ".join(str(run) for run, _ in runs)
         raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
     run, manifest = runs[0]
-    if request.costs is not None and not engine.loop and load_engine_costs(request.costs, engine.name) is None:
-        on_warning(f"{request.costs} holds costs of draftgauge's own loop: speeds in {engine.name} will be others")
     source = _from_run(request, engine, run, manifest)
     warn_of_other_pairs(source.own, fingerprints_of(manifest), on_warning)
     return _rows(request, engine, source, counts, on_warning)
@@ -150,11 +148,11 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
     path = request.costs or run / COSTS_NAME
     format_ = _checkpoint_format(engine, run, manifest)
-    if request.costs is None:
-        _check_loop(engine, run, manifest)
+    measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
+    if request.costs is None or (measured is None and not engine.loop):
+        _check_loop(engine, run, path, manifest)
     curves = read_costs(path, engine.name)
     trace, _ = read_run(run, request.judged.tasks)
-    measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
     drafted_by = None if measured is None else measured.drafted_by
     deployment = deployment_of(manifest, path)
     if engine.name not in OWN:  # which do not know the bundled models by name
@@ -220,7 +218,7 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
     )
 
 
-def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
+def _check_loop(engine: Engine, run: Path, costs: Path, manifest: Manifest) -> None:
     """Refuse costs that were measured in another engine's decoding loop."""
     if not engine.loop:
         file = f"{engine.name}-costs.json"
@@ -232,7 +230,7 @@ def _check_loop(engine: Engine, run: Path, manifest: Manifest) -> None:
             measure = f"start one server without speculation and one at a fixed length, then `{shlex.join(words)}"
             measure += f" --costs-out {file}`"
         raise DraftgaugeError(
-            f"what a step costs in {engine.name} is not known from {run}: {measure}, and `{again}` "
+            f"what a step costs in {engine.name} is not known from {costs}: {measure}, and `{again}` "
             "(docs/serving.md says more)"
         )
     if engine.name == "gguf" and manifest.target.engine != "gguf":
@@ -299,36 +297,18 @@ def _rows(
         "recorded_with": shlex.join(source.deployment.options) or None,
     }
     if request.batch is not None:
-        best["at_batch"] = _at_batch(design, source.curve, request.batch)
-    _advise(request, engine, best, verdict, lengths, source.deployment)
+        best["at_batch"] = advise_batch(design, source.curve, request.batch)
+    deployment = source.deployment
+    if verdict.setting == LOOKUP:  # needs no draft model
+        deployment = replace(deployment, drafter=PROMPT_LOOKUP, draft=PROMPT_LOOKUP)
+    _advise(request, engine, best, verdict, lengths, deployment)
     if verdict.setting == FITTED:
-        first = shlex.join(["draftgauge", "fit", str(request.folder), "--policy", TWO_SOURCE, "--out", FITTED_FILE])
-        best["flags"] = f"{first}\n{engine.flags(FITTED_FILE, source.deployment)}"
+        learn = ["--split", EVERYTHING] if design.train is None else []
+        fit = ["draftgauge", "fit", str(request.folder), "--policy", TWO_SOURCE, *learn, "--out", FITTED_FILE]
+        best["flags"] = f"{shlex.join(fit)}\n{engine.flags(FITTED_FILE, source.deployment)}"
     if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
-
-
-SWITCHES = {  # where engines have the rules for whole batches
-    "adaptive-verification": 'vLLM: "enable_adaptive_verification": true in --speculative-config',
-    "confidence-scheduled": "a checkpoint with DSpark's confidence head",
-    "sglang-adaptive": "SGLang: --speculative-adaptive",
-}
-
-
-def _at_batch(design: Design, costs: CostCurve, batch: int) -> str:
-    """Whether rules that adapt to the load pay over the best fixed length in a batch, in words."""
-    rows = batch_rows(design.trace, costs, [batch], tuple(SWITCHES))
-    fixed = next(row for row in rows if row["best"])
-    said = [f"at {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_plain']:.2f} x plain)"]
-    for row in rows:
-        if row["gamma"] is None:
-            low, high = row["gain_low"], row["gain_high"]  # NaN of a single prompt
-            advice = f"switch it on ({SWITCHES[row['policy']]})" if low > 0 else "leave it off"
-            unknown = "" if low > 0 or high < 0 else ", not known to pay"
-            interval = "" if low != low else f" (95%: {low:+.1%} to {high:+.1%})"
-            said.append(f"{row['policy']} {row['gain']:+.1%} over it{interval}{unknown}: {advice}")
-    return "; ".join(said)
 
 
 def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from draftgauge.api.policies import PAIR
 from draftgauge.api.requests import FitRequest
-from draftgauge.api.runs import fingerprints_of, read_run, select_runs
+from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
@@ -20,7 +22,7 @@ from draftgauge.fitting.two_source import fit_two_source
 from draftgauge.policies.base import Extends
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
 from draftgauge.replaying.evaluate import evaluate_design
-from draftgauge.replaying.splits import MIN_PROMPTS, design_of, split_trace, splits_of
+from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, design_of, names_splits, split_trace, splits_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -30,11 +32,12 @@ LOOKUP_RULES = ("lookup", "lookup-else-stopping")  # and one that looks tokens u
 
 
 @verb(FitRequest)
-def fit(request: FitRequest) -> list[dict[str, Any]]:
+def fit(request: FitRequest, *, on_warning: Warn = warn) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
     Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
-    same (see :func:`draftgauge.replaying.splits.splits_of`). It learns from all runs together.
+    same (see :func:`draftgauge.replaying.splits.splits_of`). It learns from all runs together. With the split "all" no
+    prompts are left to judge it on; ``replay`` and ``advise`` say what ``two-source`` gains where it is fitted so.
 
     Returns:
         One row for each run: what the policy gains on the validation prompts (keys of
@@ -58,7 +61,13 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     runs = [(r, m) for r, m in found if not request.compression or m.target.compression in request.compression]
     read = [read_run(run, request.tasks) for run, _ in runs]
     require_writable_file(out)
-    train = [split_trace(trace, TRAIN) for trace, _ in read]
+    if request.split == TRAIN and not any(names_splits(trace) for trace, _ in read) and read[0][0].prompts[0].split:
+        on_warning(f"no prompts are named {TRAIN}: the policy learns from some of those named otherwise")
+    if request.split not in (TRAIN, EVERYTHING):
+        raise DraftgaugeError(f"--split is {TRAIN} or {EVERYTHING}: a policy learns from these prompts")
+    train = [split_trace(trace, request.split) for trace, _ in read]
+    if min(len(trace.prompts) for trace in train) < MIN_PROMPTS:
+        raise DraftgaugeError(f"{len(train[0].prompts)} prompts are too few to fit on, {MIN_PROMPTS} are needed")
     fitted = FITS[policy](train, [costs for _, costs in read], seed)
     manifest = runs[0][1]
     provenance = {
@@ -73,13 +82,13 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         "training_positions": sum(trace.positions for trace in train),
     }
     fitted = replace(fitted, provenance=dict(fitted.provenance) | provenance)
-    rows = [_validation_row(fitted, trace, costs) for trace, costs in read]
+    rows = [_validation_row(fitted, trace, costs, request.split) for trace, costs in read]
     save_fitted(fitted, out)
     return rows
 
 
-def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve) -> dict[str, Any]:
-    splits = splits_of(trace)
+def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve, learnt: str) -> dict[str, Any]:
+    splits = np.full(len(trace.prompts), TRAIN) if learnt == EVERYTHING else splits_of(trace)
     fitted_on: dict[str, Any] = {
         "policy": fitted.policy,
         "compression": trace.compression,

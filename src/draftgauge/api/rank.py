@@ -29,8 +29,9 @@ from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
 from draftgauge.models.reference import REFERENCE
-from draftgauge.policies.registry import NO_DRAFT
-from draftgauge.replaying.evaluate import ALL_TASKS
+from draftgauge.policies.registry import NO_DRAFT, make_policy
+from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds
+from draftgauge.replaying.simulate import replay
 from draftgauge.replaying.splits import MIN_PROMPTS, design_of
 from draftgauge.traces.build import conversations, select
 from draftgauge.traces.costs import CostCurve, run_costs
@@ -53,8 +54,9 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     Returns:
         Rows as :func:`draftgauge.fitting.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
         and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
-        With ``live``, the rows of all prompts have ``live_ratio`` over plain decoding with ``_low`` and ``_high``, and
-        ``live_mismatched_prompts``, whose output is not that of plain decoding.
+        With ``live``, the rows of all prompts have ``live_ratio`` over plain decoding with ``_low`` and ``_high``,
+        ``live_modelled``, the modelled ratio of these prompts, and ``live_mismatched_prompts``, whose output is not
+        that of plain decoding.
 
     Raises:
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
@@ -95,7 +97,7 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
         row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
         row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
         if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
-            row |= _live(request, request.live, row, recorded[row["drafter"]][0], progress, on_warning)
+            row |= _live(request, request.live, row, *recorded[row["drafter"]], progress, on_warning)
     return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
 
 
@@ -104,6 +106,7 @@ def _live(
     count: int,
     row: Mapping[str, Any],
     trace: Trace,
+    costs: CostCurve,
     progress: Progress,
     on_warning: Warn,
 ) -> dict[str, Any]:
@@ -133,7 +136,10 @@ def _live(
     (live,) = (each for each in rows if each["policy"] == setting and each["task"] == ALL_TASKS)
     release_unused()
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
-    return ratios | {"live_mismatched_prompts": live["mismatched_prompts"]}
+    decoded = select(trace, conversations(trace) <= conversations(trace)[:count][-1])
+    policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
+    modelled = plain_seconds(decoded, costs).sum() / replay(decoded, policy, costs).seconds.sum()
+    return ratios | {"live_modelled": modelled, "live_mismatched_prompts": live["mismatched_prompts"]}
 
 
 def _not_decoded(trace: Trace, count: int, on_warning: Warn) -> Trace:

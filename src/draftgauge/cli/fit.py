@@ -6,7 +6,8 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import FitRequest
-from draftgauge.cli.console import say, show_table
+from draftgauge.cli.console import say, show_table, warn
+from draftgauge.core.prompts import TRAIN
 
 COLUMNS = {
     "compression": "target",
@@ -22,17 +23,20 @@ OVER_ONE_SOURCE = {"best_rival": "best simple rule, tuned", "gain_over_rival": "
 def fit(request: FitRequest) -> list[dict[str, Any]]:
     from draftgauge.api.fit import fit as run
 
-    rows = run(request)
+    rows = run(request, on_warning=warn)
     compared = any(row.get("best_rival") is not None for row in rows)
     if any("prompts" in row for row in rows):
         columns = COLUMNS | (OVER_ONE_SOURCE if compared else {})
         show_table(f"{request.policy} on the validation prompts", rows, columns)
     else:
+        none = "has too few validation prompts" if request.split == TRAIN else "has no others"
         say(
             f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as the run "
-            "has too few validation prompts"
+            + none
         )
-    if all(row["judgeable"] for row in rows):
+    if request.split != TRAIN:
+        following = f"Next: draftgauge generate PROMPT --policy {quote(str(request.out))}"
+    elif all(row["judgeable"] for row in rows):
         following = f"Next: draftgauge replay {quote(str(request.folder))} --policy {quote(str(request.out))}"
     else:
         following = (

@@ -14,6 +14,7 @@ COLUMNS = {
     "tokens_per_second": "tokens/s [95%]",
     "ratio_to_plain": "x plain",
     "live_ratio": "live [95%]",
+    "live_modelled": "modelled there",
     "levelled": "level with the first",
     "gain": "gain over it [95%]",
     "gain_over_lookup": "over lookup [95%]",
@@ -48,7 +49,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         prompts = f"{of_group[0]['prompts']} prompts"
         title = f"All tasks, {prompts}" if task == "all" else f"Task {task}, {prompts}"
         title = title if context is None else f"Prompts of {context} tokens, {prompts}"
-        columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:10]}
+        columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:11]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
     say_how_to_fit([row["setting"] for row in ranked])
     live = [row for row in ranked if "live_ratio" in row]
@@ -71,7 +72,7 @@ def say_how_to_fit(settings: Sequence[str]) -> None:
     if FITTED in settings:
         say(
             f"{FITTED}: to this drafter, on other prompts than it is judged on. `draftgauge fit RUN --policy "
-            "two-source --out two-source.json` fits one for use with --policy."
+            "two-source --split all --out two-source.json` fits one for use with --policy, on all of them."
         )
 
 

@@ -18,7 +18,7 @@ from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, plain_sec
 from draftgauge.replaying.rows import sum_by_prompt
 from draftgauge.replaying.simulate import Replay, can_replay, replay
 from draftgauge.replaying.splits import design_of
-from draftgauge.replaying.verdict import is_level, recommended, totals
+from draftgauge.replaying.verdict import LOOKUP, is_level, recommended, totals
 from draftgauge.statistics.bootstrap import columns
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.build import conversations, select
@@ -26,7 +26,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
-LOOKUPS = ("lookup", "prompt_lookup")
+LOOKUPS = (LOOKUP, "prompt_lookup")
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
@@ -116,8 +116,10 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
 def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     design = design_of(trace)
     best = fixed_name(best_fixed_gamma(design.training, costs))
-    policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *compared_policies())}
+    rules = [each for each in compared_policies() if each != LOOKUP]  # which is a drafter here
+    policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *rules)}
     tried = {name: replay(design.trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
+    tried[NO_DRAFT] = replace(tried[NO_DRAFT], seconds=plain_seconds(design.trace, costs))
     with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
         tried[FITTED] = replay_fitted(design, costs)
     setting = recommended(totals(tried, conversations(design.trace)), best)

@@ -109,6 +109,7 @@ def _check_least(name: str, least: int) -> None:
     "lookup",
     "drafts nothing and appends what followed the same words the last time (prompt lookup)",
     complexity=2,
+    compared=True,
     grid={"least": (1, 2, 4), "tokens": (4, 8, 16)},
 )
 def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:

@@ -18,6 +18,7 @@ from draftgauge.statistics.paired import Comparison, paired_gain
 
 LEVEL = 0.01  # policies whose speeds differ by less are level
 NOT_DRAFTING = (NO_DRAFT, "plain")
+LOOKUP = "lookup"
 
 Totals = tuple[ArrayLike, ArrayLike]
 
@@ -34,6 +35,7 @@ class Verdict:
         doubt: why the costs are not to be trusted; empty if they are.
         command: that recorded the run, or decoded.
         text_only: whether the setting takes no token of the draft model.
+        lookup: speed-up of looking tokens up alone (policy ``lookup``), where it was tried.
     """
 
     setting: str
@@ -47,6 +49,7 @@ class Verdict:
     unit: str = "prompts"
     live: bool = False
     text_only: bool = False
+    lookup: float | None = None
 
     @property
     def speculate(self) -> bool:
@@ -78,6 +81,8 @@ class Verdict:
             known = f"Draft with {self.setting}: {figure}."
             if self.text_only:
                 known += " All that it proposes is looked up in the text; the draft model is not used."
+            if self.lookup is not None and self.setting != LOOKUP:
+                known += f" Without a draft model, the rule {LOOKUP} reaches {self.lookup:.2f}x."
         elif self.drafting:
             known = f"Do not draft: the fastest policy, {self.drafting}, reaches {figure}."
         else:
@@ -115,6 +120,7 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
         command,
         live=live,
         text_only=bool(chosen.get("appended_per_step")) and not chosen.get("drafted_per_step"),
+        lookup=next((row["ratio_to_plain"] for row in rows if row["policy"] == LOOKUP), None),
     )
 
 

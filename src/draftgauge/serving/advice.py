@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.policies.registry import FIXED, make_policy
+from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.rows import context_lengths, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_lengths
@@ -88,6 +89,28 @@ def advise_settings(
         for it in outcomes
     ]
     return outcomes, verdict_of(rows, command)
+
+
+SWITCHES = {  # where engines have the rules for whole batches
+    "adaptive-verification": 'vLLM: "enable_adaptive_verification": true in --speculative-config',
+    "confidence-scheduled": "a checkpoint with DSpark's confidence head",
+    "sglang-adaptive": "SGLang: --speculative-adaptive",
+}
+
+
+def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:
+    """Whether rules that adapt to the load pay over the best fixed length in a batch, in words."""
+    rows = batch_rows(design.trace, costs, [batch], tuple(SWITCHES))
+    fixed = next(row for row in rows if row["best"])
+    said = [f"at {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_plain']:.2f} x plain)"]
+    for row in rows:
+        if row["gamma"] is None:
+            low, high = row["gain_low"], row["gain_high"]  # NaN of a single prompt
+            advice = f"switch it on ({SWITCHES[row['policy']]})" if low > 0 else "leave it off"
+            unknown = "" if low > 0 or high < 0 else ", not known to pay"
+            interval = "" if low != low else f" (95%: {low:+.1%} to {high:+.1%})"
+            said.append(f"{row['policy']} {row['gain']:+.1%} over it{interval}{unknown}: {advice}")
+    return "; ".join(said)
 
 
 def best_length(design: Design, costs: CostCurve) -> int:

@@ -139,6 +139,7 @@ class FitRequest:
     folder: Path = option(positional=True, help="a recorded run, or a folder of runs.")
     policy: str = option("stopping", short="-p", help="'stopping', 'two-source' or 'speckv'.")
     out: Path = option(help="file to write, ending in .json; give it to --policy of replay and bench.")
+    split: str = option("train", help="learn from the train prompts, which leaves others to judge on, or from all.")
     tasks: tuple[str, ...] = option((), help="learn from these tasks only, separated by commas.")
     compression: tuple[Compression, ...] = option((), help="learn from runs of these compressions only.")
     randomness: SeedSpec = SeedSpec()
