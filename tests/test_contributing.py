@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from draftgauge.api.generate import generate
 from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
+from draftgauge.core.extensions import import_others
 from draftgauge.drafters import source as kinds
 from draftgauge.drafters.source import drafter_kinds
 from draftgauge.policies.registry import POLICIES
@@ -30,22 +30,31 @@ POLICY, DRAFTER = "every-other", "last-token"
 
 @pytest.fixture(scope="module")
 def added(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The files of the page, imported; what they register is forgotten afterwards."""
-    folder, paths = tmp_path_factory.mktemp("added"), []
+    """The files of the page as an installed package of its own; what they register is forgotten afterwards."""
+    folder = tmp_path_factory.mktemp("added")
+    points = re.search(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert points is not None
+    named = tomllib.loads(points[1])["project"]["entry-points"]
+    named["draftgauge.drafters"]["broken"] = "your_package.missing"
+    blocks = {Path(block["path"]).name: block for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))}
+    for file in (folder / "your_package" / name for name in ("__init__.py", *blocks)):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("" if file.name not in blocks else blocks[file.name]["code"], encoding="utf-8")
+    information = folder / "your_package-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: your-package\nVersion: 1\n")
+    lines = [f"[{group}]\n" + "".join(f"{n} = {m}\n" for n, m in of.items()) for group, of in named.items()]
+    (information / "entry_points.txt").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         drafter_kinds()  # the package's own are registered before the copy is taken
         patch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
-        for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
-            paths.append(block["path"])
-            file = folder / Path(block["path"]).name
-            file.write_text(block["code"], encoding="utf-8")
-            spec = importlib.util.spec_from_file_location(f"added_{file.stem}", file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, spec.name, module)
-            spec.loader.exec_module(module)
-        yield paths
+        patch.syspath_prepend(str(folder))
+        import_others("draftgauge.policies")
+        with pytest.warns(
+            UserWarning, match="your_package.missing of the entry points draftgauge.drafters is left out"
+        ):
+            import_others("draftgauge.drafters")
+        yield [block["path"] for block in blocks.values()]
         del POLICIES[POLICY]
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.extensions import import_others
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import other_kind
@@ -130,6 +131,7 @@ def _import_kinds() -> None:
     package = importlib.import_module("draftgauge.drafters")
     for module in pkgutil.walk_packages(package.__path__, "draftgauge.drafters."):
         importlib.import_module(module.name)
+    import_others("draftgauge.drafters")
 
 
 def drafter_kinds() -> dict[str, type[DraftSource]]:

@@ -3,12 +3,14 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
+from draftgauge.core.extensions import import_others
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step
 from draftgauge.policies.registry import POLICIES, describe_policy, make_policy, register_policy
 
 for _module in iter_modules(__path__):  # every file registers its policy
     import_module(f"{__name__}.{_module.name}")
+import_others(__name__)
 
 __all__ = [
     "POLICIES",
