@@ -14,13 +14,7 @@ LONGEST = 16
 
 
 def live_steps(
-    pair: Pair,
-    policy: str,
-    costs: Path | None,
-    prompt: list[int],
-    output: list[int],
-    *,
-    drafts_end: bool = True,
+    pair: Pair, policy: str, costs: Path | None, prompt: list[int], output: list[int], *, drafts_end: bool = True
 ) -> list[list[int]]:
     """Proposed and accepted tokens of the steps in which draftgauge's loop commits what follows the first token.
 

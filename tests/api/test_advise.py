@@ -194,9 +194,8 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
         _, best, _ = advised([str(folder), "-e", "gguf"], tmp_path / "rows.json")
         words = shlex.split(best["flags"])
         assert words[words.index("--target") + 1] == "big.gguf"
-        assert [words[at + 1] for at, word in enumerate(words) if word == "--tokenizer"] == [tokenizer] * bool(
-            tokenizer
-        )
+        named = [words[at + 1] for at, word in enumerate(words) if word == "--tokenizer"]
+        assert named == [tokenizer] * bool(tokenizer)
 
 
 def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,25 +248,20 @@ def test_a_drafter_that_is_not_known_stays_and_only_its_length_changes(engine: s
     length = best["best_length"]
     assert length > 0
     assert "How the server drafts is not known here, so it stays as it is; change its length" in shown
-    assert (
-        best["flags"]
-        == {
-            "vllm": f'"num_speculative_tokens": {length}',
-            "sglang": f"--speculative-num-steps {length} --speculative-eagle-topk 1 --speculative-num-draft-tokens "
-            f"{length + 1}",
-            "llama-server": f"--spec-draft-n-max {length}",
-        }[engine]
-    )
     lengths = json.loads(best["by_batch"])
     assert lengths["1"] > lengths["64"]
-    document = json.loads((tmp_path / "settings.json").read_text())
-    if engine == "vllm":
-        ranges = [[1, 63, lengths["1"]], [64, 64, lengths["64"]]]
-        assert document == {"num_speculative_tokens": length, "num_speculative_tokens_per_batch_size": ranges}
-    elif engine == "sglang":
-        assert document == {"candidate_steps": sorted({value for value in lengths.values() if value})}
-    else:
-        assert document == {"spec-draft-n-max": length}
+    ranges = [[1, 63, lengths["1"]], [64, 64, lengths["64"]]]
+    steps = sorted({value for value in lengths.values() if value})
+    sglang = f"--speculative-num-steps {length} --speculative-eagle-topk 1 --speculative-num-draft-tokens {length + 1}"
+    flags, document = {
+        "vllm": (
+            f'"num_speculative_tokens": {length}',
+            {"num_speculative_tokens": length, "num_speculative_tokens_per_batch_size": ranges},
+        ),
+        "sglang": (sglang, {"candidate_steps": steps}),
+        "llama-server": (f"--spec-draft-n-max {length}", {"spec-draft-n-max": length}),
+    }[engine]
+    assert (best["flags"], json.loads((tmp_path / "settings.json").read_text())) == (flags, document)
 
 
 def test_a_server_that_had_better_not_speculate_is_told_so_without_flags(tmp_path: Path) -> None:
@@ -317,13 +311,7 @@ def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None
     saved_drafter(kv, target, "kv", block=4)
     for number, (engine, kind, source, family, words) in enumerate(
         (
-            (
-                "sglang",
-                "prompt_lookup",
-                "",
-                "",
-                "the drafter prompt_lookup, which sglang does not run (it runs language",
-            ),
+            ("sglang", "prompt_lookup", "", "", "prompt_lookup, which sglang does not run (it runs language"),
             ("sglang", "reuse", block, "", "the drafter reuse (dflash), which sglang does not run"),
             ("vllm", "reuse", kv, "", "the kv design has no DFlash layout"),
             ("vllm", "checkpoint", "org/it", "dspark", "the drafter checkpoint (dspark), which vllm does not run"),

@@ -184,11 +184,7 @@ def test_costs_that_cannot_be(change: dict[str, Any], message: str) -> None:
 
 def test_costs_between_what_was_measured() -> None:
     costs = BatchCosts(
-        (1, 3),
-        (10, 20),
-        (((1.0, 2.0), (3.0, 4.0)), ((5.0, 8.0), (7.0, 10.0))),
-        (((1.0, 2.0),) * 2,) * 2,
-        (0.0, 0.5),
+        (1, 3), (10, 20), (((1.0, 2.0), (3.0, 4.0)), ((5.0, 8.0), (7.0, 10.0))), (((1.0, 2.0),) * 2,) * 2, (0.0, 0.5)
     )
     assert costs.verify_seconds(1, 1, 5) == 1.0
     assert costs.verify_seconds(1, 2, 99) == 4.0

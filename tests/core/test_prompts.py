@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import (
-    Message,
-    Prompt,
-    for_judging,
-    for_training,
-    prompts_sha256,
-    read_prompts,
-)
+from draftgauge.core.prompts import Message, Prompt, for_judging, for_training, prompts_sha256, read_prompts
 
 
 def write(path: Path, *entries: object) -> Path:

@@ -209,12 +209,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     for drafter, generator in ((LanguageModelDrafter(draft), None), (PromptLookupDrafter(), torch.Generator())):
         with pytest.raises(DraftgaugeError, match=r"needs a draft model .* and a random generator"):
             record_prompt(
-                target,
-                drafter,
-                PROMPT,
-                [1, 2],
-                RecordingPlan(DecodingSettings(4, Sampling(1.0))),
-                generator=generator,
+                target, drafter, PROMPT, [1, 2], RecordingPlan(DecodingSettings(4, Sampling(1.0))), generator=generator
             )
     with pytest.raises(DraftgaugeError, match="greedy drafts"):
         record(target, LanguageModelDrafter(draft, sampling=Sampling(1.0)), [1, 2])

@@ -123,12 +123,7 @@ def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, st
     rows = [text[: 7 + position] + drafts.tokens[position].tolist() + [0, 0] for position in range(len(output))]
     batch = torch.tensor([row + [0] * (length + depths + 2 - len(row)) for row in rows])
     with torch.no_grad():
-        logits = unroll(
-            net,
-            batch,
-            batch_features(target.module, batch, net.config.tap_plan),
-            depths,
-        )
+        logits = unroll(net, batch, batch_features(target.module, batch, net.config.tap_plan), depths)
     anchors = torch.arange(len(output)) + 7 - 2
     unrolled = torch.stack([depth[torch.arange(len(output)), anchors] for depth in logits], 1)  # [positions, depths, V]
     if not net.config.confidence_head:

@@ -110,9 +110,7 @@ def test_encoder_decoders_and_recurrent_models() -> None:
     recurrent = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
     with pytest.raises(DraftgaugeError, match="cannot"):
         recurrent.generate(
-            torch.tensor([[3, 4]]),
-            max_new_tokens=3,
-            custom_generate=draftgauge.speculative("prompt_lookup", "fixed:2"),
+            torch.tensor([[3, 4]]), max_new_tokens=3, custom_generate=draftgauge.speculative("prompt_lookup", "fixed:2")
         )
 
 

@@ -155,10 +155,7 @@ def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatc
     rows = torch.cat([cached.forward(part) for part in text.split(417)])  # capacity 512, then 1024, then 1300
     torch.testing.assert_close(rows, one_pass(model, text), rtol=1e-4, atol=5e-4)
     session = cached.branches(torch.tensor([1250, 600]))
-    theirs = [
-        one_pass(model, torch.cat((text, text[:1])))[-1],
-        one_pass(model, torch.cat((text[:600], text[1:2])))[-1],
-    ]
+    theirs = [one_pass(model, torch.cat((text, text[:1])))[-1], one_pass(model, torch.cat((text[:600], text[1:2])))[-1]]
     assert_same(session.step(text[:2]), torch.stack(theirs))
 
 

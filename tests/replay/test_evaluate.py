@@ -12,14 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import make_policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.acceptance import acceptance_by_depth
-from draftgauge.replaying.evaluate import (
-    Compared,
-    Row,
-    best_fixed_gamma,
-    evaluate,
-    evaluate_design,
-    plain_seconds,
-)
+from draftgauge.replaying.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design, plain_seconds
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.replaying.splits import Design, design_of

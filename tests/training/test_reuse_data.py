@@ -192,9 +192,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
         read_answers(tmp_path / "a.jsonl")
 
 
-def test_a_changed_token_is_refused_and_so_is_a_damaged_line_of_an_interrupted_making(
-    request_: TrainingSpec,
-) -> None:
+def test_a_changed_token_is_refused_and_so_is_a_damaged_line_of_an_interrupted_making(request_: TrainingSpec) -> None:
     prepared(request_)
     path = request_.answers
     assert path is not None

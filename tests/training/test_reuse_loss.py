@@ -30,12 +30,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def defined(
-    states: list[Tensor],
-    head: nn.Linear,
-    target: Tensor,
-    batch: Batch,
-    d2t: Tensor | None,
-    scales: list[float],
+    states: list[Tensor], head: nn.Linear, target: Tensor, batch: Batch, d2t: Tensor | None, scales: list[float]
 ) -> Tensor:
     """Position by position, in the words of the definition."""
     total = torch.zeros(())

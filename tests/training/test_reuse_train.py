@@ -122,11 +122,7 @@ def test_a_finished_run_is_not_repeated(
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "flipped"])
 def test_a_finished_drafter_whose_weights_are_damaged_is_written_again(
-    base: TrainingSpec,
-    finished: tuple[Path, TrainResult],
-    tmp_path: Path,
-    damage: str,
-    monkeypatch: pytest.MonkeyPatch,
+    base: TrainingSpec, finished: tuple[Path, TrainResult], tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "drafter.safetensors"

@@ -96,11 +96,7 @@ def record_prompt(
 
 @torch.inference_mode()
 def record_answer(
-    target: CachedModel,
-    drafter: Drafter,
-    prompt: tuple[Prompt, list[int]],
-    answer: Answer,
-    plan: RecordingPlan,
+    target: CachedModel, drafter: Drafter, prompt: tuple[Prompt, list[int]], answer: Answer, plan: RecordingPlan
 ) -> tuple[PromptRecord, tuple[int, ...]]:
     """Record one prompt densely, with an output that is known: the target takes it in in one teacher-forced pass.
 

@@ -14,10 +14,7 @@ MIN_DRAFT = 1e-6  # seconds of drafting a token: a cost must be greater than 0
 
 
 def costs_of_steps(
-    engine: str,
-    plain: Sequence[float],
-    steps: Mapping[int, Sequence[float]],
-    draft: Sequence[float] = (),
+    engine: str, plain: Sequence[float], steps: Mapping[int, Sequence[float]], draft: Sequence[float] = ()
 ) -> EngineCosts:
     """Costs of single sequences; lengths between and beyond those served are on lines through their medians.
 

@@ -43,8 +43,7 @@ class PairSpec:
     """A target and what drafts for it."""
 
     target: str | None = option(
-        None,
-        help="target model: an id, a folder or 'reference' (bundled); if left out the drafter's, or 'reference'.",
+        None, help="target model: an id, a folder or 'reference' (bundled); if left out the drafter's, or 'reference'."
     )
     draft: str | None = option("reference", help="draft model: an id, a folder or 'reference'.")
     compression: tuple[Compression, ...] = option(

@@ -72,13 +72,7 @@ class BlockLayer(nn.Module):
         return self.attention.heads(token, self.state_norm(stream), tables)
 
     def forward(
-        self,
-        stream: Tensor,
-        embedded: Tensor,
-        context: Context,
-        tables: Tables,
-        visible: Tensor | None,
-        size: int,
+        self, stream: Tensor, embedded: Tensor, context: Context, tables: Tables, visible: Tensor | None, size: int
     ) -> Tensor:
         """The residual ``[B, A b, H]`` after this layer; see :func:`block_attention`."""
         heads = self.heads(stream, embedded, tables)
