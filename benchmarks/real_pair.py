@@ -102,7 +102,8 @@ def main() -> None:
             record(args, compression)
     else:
         kind = "transformers" if args.baselines else "live"
-        save(args.out, f"real-{kind}-{args.compression}.json", live(args))
+        rest = "-rest" if args.skip else ""
+        save(args.out, f"real-{kind}-{args.compression}{rest}.json", live(args))
 
 
 def drawn_prompts(folder: Path, out: Path, per_task: int | None = None) -> Path:
