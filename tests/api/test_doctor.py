@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import draftgauge as dg
 from command_line import draftgauge, rows_of
-from draftgauge.api.doctor_checks import Evidence, examine
+from draftgauge.api.doctor_checks import SUSPECT, Evidence, examine
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.layouts import read_layout
@@ -61,9 +61,10 @@ def thought(trace: Any) -> Any:
 
 
 def seldom(trace: Any) -> Any:
-    """With a first token that is right at every fourth position."""
+    """With a first token that is right at every fourth position, and the second at some of these."""
     at = np.arange(trace.positions)
-    return tokens(trace, np.where(at % 4 == 0, trace.token, (trace.token + 1 + at % 7) % 50))
+    trace = tokens(trace, np.where(at % 4 == 0, trace.token, (trace.token + 1 + at % 7) % 50))
+    return replace(trace, accepted=(at % 4 == 0) + (at % 16 == 0).astype(np.int16))
 
 
 class Words(SimpleNamespace):
@@ -98,6 +99,7 @@ PLANTED: dict[str, tuple[str, Evidence]] = {
     "no drafts": ("acceptance", Evidence(trace=replace(TRACE, drafted=0 * TRACE.drafted, accepted=0 * TRACE.accepted))),
     "chance": ("acceptance", Evidence(trace=CONSTANT)),
     "a weak drafter": ("acceptance", Evidence(trace=seldom(TRACE), costs=curve(0.3, 0.3))),
+    "a drafter that hardly pays": ("acceptance", Evidence(trace=seldom(TRACE), costs=curve(0.15, 0.1))),
     "chance in an engine": ("acceptance", Evidence(counts=SpeculationCounts(900, 2700, 50, (40, 8, 2)))),
 }  # fmt: skip
 
@@ -108,6 +110,9 @@ def test_a_planted_fault_is_named_alone(fault: str) -> None:
     rows = examine(evidence)
     assert faults(rows) == [check], rows
     assert all(rows[0][key] for key in ("what", "evidence", "remedy"))
+    assert rows[0]["status"] == ("suspect" if check in SUSPECT or "hardly pays" in fault else "wrong")
+    weak = "least that pays at these costs" in rows[0]["evidence"]
+    assert (fault in ("a weak drafter", "a drafter that hardly pays")) == weak == ("as too little" in str(rows))
 
 
 def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:

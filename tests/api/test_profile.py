@@ -220,7 +220,8 @@ def test_long_prompts(models: dict[str, Any], tmp_path: Path) -> None:
     assert not (tmp_path / "error").exists()
     run(mixed, tmp_path / "skip", max_new_tokens=20, long_prompts="skip")
     assert [p.prompt_tokens for p in read_trace(tmp_path / "skip").prompts] == [5]
-    run(mixed, tmp_path / "truncate", max_new_tokens=20, long_prompts="truncate")
+    with pytest.warns(UserWarning, match="1 of 2 prompts are longer than the 108 tokens .* beginning is left out"):
+        run(mixed, tmp_path / "truncate", max_new_tokens=20, long_prompts="truncate")
     assert [p.prompt_tokens for p in read_trace(tmp_path / "truncate").prompts] == [5, 108]
     with pytest.raises(PromptError, match="lower it"):
         run(mixed, tmp_path / "none", max_new_tokens=128)

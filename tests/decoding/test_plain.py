@@ -24,7 +24,7 @@ def test_an_end_token_and_a_stop_string_end_the_output_where_generate_ends_it():
     free = plain_decode(cached, prompt, DecodingSettings(24)).tokens
     first = free[5]
     ended = plain_decode(cached, prompt, DecodingSettings(24, end_tokens=frozenset({first})))
-    assert ended.finish == "stop"
+    assert repr(ended) == f"<Generation: {len(ended.tokens)} tokens, {len(ended.steps)} steps, stop>"
     assert ended.tokens == generate(model, prompt, eos_token_id=first) == free[: free.index(first) + 1]
     stop = tokenizer.decode(free[6:9])
     stopped = plain_decode(cached, prompt, DecodingSettings(24, stop_strings=(stop,), detokenize=tokenizer.decode))

@@ -11,10 +11,7 @@ from draftgauge.replaying.verdict import Verdict, verdict_of
     ("verdict", "said"),
     [
         (Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 20), "Draft with fixed:4: 1.30x plain decoding (95%: 1.20x to"),
-        (
-            Verdict("no-draft", "fixed:1", 0.9, 0.8, 0.95, 20),
-            "Do not draft: the fastest policy, fixed:1, reaches 0.90x",
-        ),
+        (Verdict("no-draft", "fixed:1", 0.9, 0.8, 0.95, 20), "Do not draft: the fastest policy, fixed:1, reaches 0.90"),
         (Verdict("no-draft", "", 1.0, 1.0, 1.0, 20), "Do not draft: no policy that drafts was tried."),
         (Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 7, command="c"), "Not known yet: 7 of at least 8 prompts"),
         (Verdict("no-draft", "fixed:1", 1.0, 0.9, 1.1, 20), "Not known yet: the interval reaches both sides"),
@@ -23,9 +20,15 @@ from draftgauge.replaying.verdict import Verdict, verdict_of
             "7 of at least 8 drafts of a server are recorded. What would settle it: more drafts of a server.",
         ),
         (Verdict("fixed:4", "fixed:4", 1.3, None, None, 9), "Not known yet: the prompts are turns of one conversation"),
+        (Verdict("svip", "svip", 1.3, 1.2, 1.4, 20, "busy", "draftgauge c"), "run `draftgauge c` again with --measure"),
         (
-            Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 20, "busy", "c"),
-            "busy. To settle it, run `c` again with --measure",
+            Verdict("svip", "svip", 1.3, 1.2, 1.4, 20, "busy", "api.py"),
+            "busy. What would settle it: costs measured anew",
+        ),
+        (Verdict("svip", "svip", 1.3, 1.2, 1.4, 7, "", "api.py"), "recorded. What would settle it: more prompts."),
+        (
+            Verdict("a", "a", 1.3, 1.2, 1.4, 7, command="draftgauge bench --seconds 5", live=True),
+            "or a longer --seconds",
         ),
         (
             Verdict("two-source", "two-source", 1.3, 1.2, 1.4, 20, text_only=True),

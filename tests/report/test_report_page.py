@@ -105,6 +105,7 @@ def test_every_section_is_there(page, html):
     assert page.tags["svg"] == 2 * (1 + 3 + 1)  # acceptance, speed of all and two tasks, cost: per compression
     assert html.count("Draft with ") == 2  # a verdict a compression
     assert "Lengths &amp; speeds &lt;draft&gt;" in html
+    assert "Speculative decoding of target with draft on" in html
     assert len(html) < 500_000
 
 

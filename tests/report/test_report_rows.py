@@ -86,7 +86,7 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
 
 
 def test_bad_input_is_refused(runs, live_row):
-    with pytest.raises(TraceError, match="same compression"):
+    with pytest.raises(TraceError, match=r"same compression: give one run \(draftgauge report "):
         render(read_runs([runs[0], runs[0]], []))
     modelled = evaluate(
         read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME), {"no-draft": make_policy("no-draft", 6)}

@@ -26,7 +26,9 @@ from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds
 from draftgauge.replaying.rows import context_lengths
 from draftgauge.replaying.simulate import replay_lengths
+from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
+from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -35,6 +37,7 @@ from draftgauge.traces.trace import Trace
 TOO_RARE = 0.1
 SELDOM = 1 / 3  # accepted this rarely, drafting adds half a token to a step however far it goes
 ENOUGH = 100  # tokens to judge a rate by: its standard error is then at most 0.05, half of TOO_RARE
+WORTH = 1.1  # a speed-up below this may not be worth a drafter's memory and care
 TWICE = 2.0  # as many rejections per token halve the number of tokens accepted in a row
 UNDECIDED = 1.0  # bits: the entropy of a fair coin
 LOOKUP, CHECKPOINT = "prompt_lookup", "checkpoint"
@@ -74,6 +77,8 @@ class Evidence:
     def first(self) -> tuple[float, float, int]:
         """The share of first drafted tokens that are accepted, that which chance would give them, and how many there
         are. Chance: each compared with the output at another, random position."""
+        if self.counts is None and self.trace is None:
+            return UNKNOWN
         if (counts := self.counts) is not None:
             if counts.by_position:
                 return counts.by_position[0] / counts.drafts, 0.0, counts.drafts
@@ -88,15 +93,21 @@ class Evidence:
 
     @property
     def near_chance(self) -> bool:
-        if self.trace is None and self.counts is None:
-            return False
-        rate, chance, count = self.first
+        rate, chance, count = self.first or (0.0, 0.0, 0)
         return count > 0 and rate - chance <= TOO_RARE * (1 - chance)
 
     @property
     def too_rare(self) -> bool:
         """Whether drafted tokens are accepted so rarely that no cost of a step is to blame."""
         return self.near_chance or (self.trace is not None and self.first[2] > 0 and self.first[0] < SELDOM)
+
+    @cached_property
+    def best(self) -> tuple[float, int, float | None]:
+        """As of :func:`best_fixed`, and the least acceptance that pays; infinite speed where costs are not known."""
+        if self.trace is None or self.costs is None or self.costs.doubt():
+            return np.inf, 0, None
+        least = acceptance_to_pay(narrow(self.trace, self.costs.gamma_max), self.costs)
+        return (*best_fixed(self.trace, self.costs), least)
 
 
 def first_tokens(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -114,10 +125,13 @@ def examine(evidence: Evidence) -> list[dict[str, Any]]:
     for name, (check, needs) in CHECKS.items():
         seen = check(evidence) if all(getattr(evidence, need) is not None for need in needs) else None
         fault = seen is not None and seen[0]
-        if check is acceptance and any(row["status"] == "wrong" for row in rows):
-            fault = False
-        status = "unknown" if seen is None else "well" if not fault else "suspect" if name in SUSPECT else "wrong"
-        what, remedy = (TEXTS[name]["what"], TEXTS[name]["do"]) if fault else (None, None)
+        text, suspect = TEXTS[name], name in SUSPECT
+        if check is acceptance:
+            fault = fault and not any(row["status"] == "wrong" for row in rows)
+            if evidence.too_rare and not evidence.near_chance:
+                text, suspect = TEXTS["seldom"], evidence.best[0] >= 1
+        status = "unknown" if seen is None else "well" if not fault else "suspect" if suspect else "wrong"
+        what, remedy = (text["what"], text["do"]) if fault else (None, None)
         rows.append({"check": name, "status": status, "what": what, "evidence": seen and seen[1], "remedy": remedy})
     return sorted(rows, key=lambda row: ("wrong", "suspect", "well", "unknown").index(row["status"]))
 
@@ -237,45 +251,43 @@ def busy(e: Evidence) -> Seen:
     return bool(doubt), doubt or "the costs agree with each other"
 
 
-def speedup(trace: Trace, costs: CostCurve) -> float:
-    """Of the best fixed length over plain decoding; below 1 if none pays."""
+def best_fixed(trace: Trace, costs: CostCurve) -> tuple[float, int]:
+    """The speed of the best fixed length over plain decoding, below 1 if none pays, and that length."""
     lengths = range(1, min(trace.gamma_max, costs.gamma_max) + 1)
-    seconds = min(replay_lengths(trace, np.full(trace.positions, n), costs).seconds.sum() for n in lengths)
-    return float(plain_seconds(trace, costs).sum() / seconds)
+    seconds = [replay_lengths(trace, np.full(trace.positions, n), costs).seconds.sum() for n in lengths]
+    best = int(np.argmin(seconds))
+    return float(plain_seconds(trace, costs).sum() / seconds[best]), lengths[best]
 
 
 def draft_cost(e: Evidence) -> Seen:
     seen = f"drafting a token costs {e.costs.cost_ratio():.2f} of verifying one"
-    return _too_expensive(e, seen, _free_drafts(e.costs), _flat(e.costs))
+    return _too_expensive(e, seen, "draft")
 
 
 def verify_cost(e: Evidence) -> Seen:
     row = e.costs.verify[len(e.costs.contexts) // 2]
     seen = f"verifying 2 tokens costs {row[1] / row[0]:.2f} times one, {len(row)} tokens {row[-1] / row[0]:.2f} times"
-    return _too_expensive(e, seen, _flat(e.costs), _free_drafts(e.costs))
+    return _too_expensive(e, seen, "verify")
 
 
-def _free_drafts(costs: CostCurve) -> CostCurve:
-    return replace(costs, draft=tuple((0.0,) * len(row) for row in costs.draft), catch_up=(), signals=0.0)
-
-
-def _flat(costs: CostCurve) -> CostCurve:
-    return replace(costs, verify=tuple((row[0],) * len(row) for row in costs.verify))
-
-
-def _too_expensive(e: Evidence, cost: str, without: CostCurve, without_other: CostCurve) -> Seen:
-    """Whether speculation does not pay and would without this cost, or would only without both."""
-    if e.costs.doubt() or e.too_rare:
-        return None  # not known, or not the reason
-    now, then = speedup(e.trace, e.costs), speedup(e.trace, without)
+def _too_expensive(e: Evidence, cost: str, part: str) -> Seen:
+    """Whether speculation does not pay and would without this part of the costs, or would only without both."""
+    if e.costs.doubt():
+        return None
+    free = replace(e.costs, draft=tuple((0.0,) * len(row) for row in e.costs.draft), catch_up=(), signals=0.0)
+    flat = replace(e.costs, verify=tuple((row[0],) * len(row) for row in e.costs.verify))
+    then, other = (best_fixed(e.trace, costs)[0] for costs in ((free, flat) if part == "draft" else (flat, free)))
+    now = e.best[0]
     seen = f"{cost}; on all {len(e.trace.prompts)} prompts the best length is {now:.2f} times as fast as plain decoding"
-    if now >= 1 or then < 1 <= speedup(e.trace, without_other):
+    if e.too_rare and now < WORTH:  # to blame, unless no acceptance would be enough
+        return None if e.best[2] is None else (False, f"{seen}, as too little is accepted")
+    if now >= 1 or then < 1 <= other:
         return False, seen
     return True, f"{seen}, and would be {then:.2f} times without that cost"
 
 
 def depth(e: Evidence) -> Seen:
-    if e.near_chance or (e.trace is None and e.counts is None):
+    if e.near_chance:
         return None
     if e.counts is not None:
         rates = [(b / max(1, a), a) for a, b in pairwise((e.counts.drafts, *e.counts.by_position))]
@@ -288,13 +300,14 @@ def depth(e: Evidence) -> Seen:
 
 
 def acceptance(e: Evidence) -> Seen:
-    if e.trace is None and e.counts is None:
-        return None
     rate, chance, count = e.first
     seen = f"{rate:.0%} of {count} first drafted tokens are accepted, {chance:.0%} by chance"
     if e.counts is not None:
         seen += f"; acceptance length {1 + e.counts.accepted / e.counts.drafts:.2f}, the bonus token counted"
-    slow = e.too_rare and e.costs is not None and not e.costs.doubt() and speedup(e.trace, e.costs) < 1
+    speed, length, least = e.best
+    if slow := e.too_rare and speed < WORTH:
+        seen += f"; least that pays at these costs: {'none' if least is None else f'{least:.0%}'}; "
+        seen += f"the best fixed length, {length}, is modelled at {speed:.2f} times plain decoding"
     return e.near_chance or count == 0 or slow, seen
 
 
@@ -314,6 +327,6 @@ CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
     "busy-machine": (busy, ("costs",)),
     "draft-cost": (draft_cost, ("trace", "costs")),
     "verify-cost": (verify_cost, ("trace", "costs")),
-    "depth": (depth, ()),
-    "acceptance": (acceptance, ()),
+    "depth": (depth, ("first",)),
+    "acceptance": (acceptance, ("first",)),
 }

@@ -16,7 +16,7 @@ from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.base import CachedModel
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.traces.manifest import Manifest
@@ -85,9 +85,7 @@ def encode_prompts(
     """Token ids of prompts; those too long beside ``max_new_tokens`` are refused, cut or left out, as ``spec`` says."""
     longest = model.context - max_new_tokens
     if longest < 1:
-        raise PromptError(
-            f"the models take {model.context} tokens, which max_new_tokens {max_new_tokens} fill: lower it"
-        )
+        raise PromptError(f"max_new_tokens {max_new_tokens} fill the {model.context} tokens of the models: lower it")
     encoded: list[EncodedPrompt] = []
     for prompt in with_answers(model, prompts, spec.rendering, max_new_tokens, spec.long_prompts == "truncate"):
         try:
@@ -104,13 +102,10 @@ def encode_prompts(
             "--long-prompts truncate (keep their end) or skip"
         )
     if spec.long_prompts == "truncate":
-        encoded = [(prompt, tokens[-longest:]) for prompt, tokens in encoded]
+        encoded = keep_ends(encoded, longest)
     encoded = [(prompt, tokens) for prompt, tokens in encoded if len(tokens) <= longest]
     if not encoded:
-        raise PromptError(
-            f"{path}: every prompt is longer than the {longest} tokens that the models take: choose --long-prompts "
-            "truncate"
-        )
+        raise PromptError(f"{path}: every prompt is longer than {longest} tokens: choose --long-prompts truncate")
     log.info("the first prompt as the model reads it: %r", model.tokenizer.decode(encoded[0][1]))
     return encoded
 

@@ -44,6 +44,9 @@ class Generation:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        return f"<Generation: {len(self.tokens)} tokens, {len(self.steps)} steps, {self.finish}>"
+
     @property
     def tokens_per_step(self) -> float:
         return len(self.tokens) / len(self.steps)

@@ -25,11 +25,14 @@ def model_folder(source: str | Path) -> str | Path:
     looks_local = isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") > 1
     folder = Path(source)
     if not folder.is_dir():
-        if looks_local or folder.exists():
+        if folder.is_file():
             raise ModelError(
-                f"there is no model folder {source}: give the folder that save_pretrained wrote, or a model id of the "
-                "hub"
+                f"{source} is a file, no model folder: give the folder that it was converted from, as a GGUF file "
+                "cannot be trained on, nor read by transformers"
             )
+        if looks_local:
+            hint = "give the folder that save_pretrained wrote, or a model id of the hub"
+            raise ModelError(f"there is no model folder {source}: {hint}")
         return source
     kind = other_kind(folder)
     if kind is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,10 +74,15 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = 
     return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
-def encode_prompts(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int
-) -> list[tuple[str, list[int]]]:
-    return [(prompt.task, encode_with(tokenizer, prompt)[-longest:]) for prompt in prompts]
+def keep_ends(prompts: Sequence[tuple[Any, list[int]]], longest: int) -> list[tuple[Any, list[int]]]:
+    """The last ``longest`` tokens of each, with a warning where that leaves some out."""
+    if long := sum(len(tokens) > longest for _, tokens in prompts):
+        warnings.warn(
+            f"{long} of {len(prompts)} prompts are longer than the {longest} tokens that there is room for: "
+            "their beginning is left out, with what a chat template puts there",
+            stacklevel=2,
+        )
+    return [(prompt, tokens[-longest:]) for prompt, tokens in prompts]
 
 
 def encode_with(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:

@@ -58,11 +58,13 @@ class Verdict:
     @property
     def unknown(self) -> str:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
-        again = f"To settle it, run `{self.command}` again with" if self.command else "What would settle it:"
+        typed = self.command.startswith("draftgauge ")  # else Python's
+        again = f"To settle it, run `{self.command}` again with" if typed else "What would settle it:"
         if self.doubt:
-            costs = "--measure, --cost-seconds 60 and nothing else on the machine"
-            return f"the costs are not to be trusted, {self.doubt}. {again} {costs}"
-        elsewhere = " and another --out" if self.command and not self.live else ""
+            costs = "--measure, --cost-seconds 60" if typed else "costs measured anew (measure, cost_seconds 60)"
+            return f"the costs are not to be trusted, {self.doubt}. {again} {costs} and nothing else on the machine"
+        longer = ", or a longer --seconds where these ran out" if self.live and "--seconds" in self.command else ""
+        elsewhere = " and another --out" if typed and not self.live else longer
         more = f"{again} more {self.unit}{elsewhere}"
         if self.prompts < MIN_PROMPTS:
             done = "decoded" if self.live else "recorded"
@@ -101,9 +103,7 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
     chosen = next(row for row in rows if row["recommended"])
     shown = chosen
     if chosen["policy"] in NOT_DRAFTING:
-        others = [
-            row for row in rows if row["policy"] not in NOT_DRAFTING and not row["policy"].startswith("hindsight")
-        ]
+        others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
         shown = max(others, key=lambda row: row["ratio_to_plain"], default=chosen)
     drafting = "" if shown["policy"] in NOT_DRAFTING else shown["policy"]
     low, high = (shown[f"ratio_to_plain_{end}"] for end in ("low", "high"))
@@ -151,9 +151,5 @@ def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = T
     candidates = {name: of for name, of in timed.items() if name not in aside}
     speeds = {name: float(np.sum(tokens) / np.sum(seconds)) for name, (tokens, seconds) in candidates.items()}
     fastest = candidates[max(speeds, key=speeds.__getitem__)]
-    level = []
-    for name, of in candidates.items():
-        gain = paired_gain(*of, *fastest, resamples=resamples)
-        if is_level(gain):
-            level.append(name)
+    level = [name for name, of in candidates.items() if is_level(paired_gain(*of, *fastest, resamples=resamples))]
     return min(level, key=lambda name: (0 if name in NOT_DRAFTING else complexity_of(name), -speeds[name]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
 from draftgauge.serving.engines import ENGINES, deployment_of, setting_length
-from draftgauge.traces.manifest import COSTS_NAME, ModelEntry
+from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 
 TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known
@@ -65,14 +65,16 @@ POLICY_COLUMNS: Columns = {
 
 def render(runs: Sequence[Run], title: str = TITLE, ranked: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page of runs of different compressions, in the order to show; ``ranked`` are rows of ``draftgauge rank``."""
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        raise TraceError(f"two of the runs have the same compression ({', '.join(names)}); give one run for each")
+    if len({run.name for run in runs}) < len(runs):
+        each = ", ".join(shlex.join(["draftgauge", "report", str(run.folder)]) for run in runs)
+        beside = "`draftgauge report RUN --rank FILE` adds what `draftgauge rank --json FILE` wrote of drafters"
+        raise TraceError(f"several of these runs have the same compression: give one run ({each}); {beside}")
     lengths = sorted({best_length(run.fixed(), 1) for run in runs})
     judged = dict.fromkeys(row["policy"] for run in runs for row in policy_rows(run, ALL_TASKS, lengths))
     facts = [_facts(run) for run in runs]
     shared = tuple(fact for fact in facts[0] if all(fact in own for own in facts))
     values = {
+        "pairs": list(dict.fromkeys(_pair(run.manifest) for run in runs)),
         "tasks": list(dict.fromkeys(task for run in runs for task in run.tasks if task != ALL_TASKS)),
         "prompts": max(len(run.trace.prompts) for run in runs),
         "split": runs[0].split,
@@ -169,17 +171,13 @@ def _title(spec: str) -> str:
     return Path(spec).stem if spec.endswith(FITTED_SUFFIX) else spec
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
 def _acceptance_chart(run: Run) -> Markup:
     """Acceptance by depth, one line a task with its 95% band."""
     rows = [row for row in acceptance_by_depth(run.trace) if int(row["positions"] or 0) >= MIN_POSITIONS]
     lines = []
     for task in run.tasks[1:] or [ALL_TASKS]:
         own = [row for row in rows if row["task"] == task]
-        columns = ([100 * _number(row[key]) for row in own] for key in ("rate", "low", "high"))
+        columns = ((100 * np.array([row[key] for row in own], float)).tolist() for key in ("rate", "low", "high"))
         lines.append(Line(task, [int(row["depth"] or 0) for row in own], *columns))
     return line_chart(f"acceptance-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
 
@@ -202,7 +200,7 @@ def speed_chart(run: Run, task: str) -> Markup:
     ]
     if rules:
         columns = ("drafted_per_step", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high")
-        x, y, low, high = ([_number(row[key]) for row in rules] for key in columns)
+        x, y, low, high = (np.array([row[key] for row in rules], float).tolist() for key in columns)
         lines.append(Line("rules", x, y, low, high, style=RULES, joined=False))
     bound = next(run.rows[task, name]["ratio_to_plain"] for name in reversed(BOUNDS) if (task, name) in run.rows)
     frame = Axes(
@@ -247,6 +245,11 @@ def _facts(run: Run) -> Facts:
         "costs interpolated": None if cost.measured is None else cost.measured.note,
     }
     return facts_of(facts | dict(manifest.environment))
+
+
+def _pair(manifest: Manifest) -> str:
+    drafter = manifest.drafter.replace("_", " ") if manifest.draft is None else Path(manifest.draft.source).name
+    return f"{Path(manifest.target.source).name} with {drafter}"
 
 
 def _model(entry: ModelEntry) -> str:

@@ -13,7 +13,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
 from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
-from draftgauge.models.prompts_text import encode_prompts
+from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.studies.kvshot.cells import KEPT, read_kept
 
 
@@ -37,7 +37,8 @@ def make_texts(
         return
     longest = target.spec.context - settings.max_new_tokens
     chosen = in_turn(first_per_task(for_judging(read_prompts(prompts)), per_task))
-    texts = greedy_texts(target, encode_prompts(chosen, tokenizer, longest), settings, progress)
+    asked = keep_ends([(prompt.task, encode_with(tokenizer, prompt)) for prompt in chosen], longest)
+    texts = greedy_texts(target, asked, settings, progress)
     KEPT.write(path, {"identity": identity, "texts": [asdict(text) for text in texts]})
 
 
