@@ -312,7 +312,7 @@ def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None
     for number, (engine, kind, source, family, words) in enumerate(
         (
             ("sglang", "prompt_lookup", "", "", "prompt_lookup, which sglang does not run (it runs language"),
-            ("sglang", "reuse", block, "", "the drafter reuse (dflash), which sglang does not run"),
+            ("sglang", "reuse", block, "", "the trained drafter (dflash), which sglang does not run"),
             ("vllm", "reuse", kv, "", "the kv design has no DFlash layout"),
             ("vllm", "checkpoint", "org/it", "dspark", "the drafter checkpoint (dspark), which vllm does not run"),
         )

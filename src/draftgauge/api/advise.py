@@ -211,8 +211,9 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
         if format_ in engine.drafters:
             return format_
         kind = f"{kind} ({format_})"
+    named = f"drafter {kind}".replace(f"drafter {REUSE}", "trained drafter")
     raise DraftgaugeError(
-        f"{run} was recorded with the drafter {kind}, which {engine.name} does not run (it runs "
+        f"{run} was recorded with the {named}, which {engine.name} does not run (it runs "
         f"{', '.join(engine.drafters)}): "
         "record a run with one of these, or serve a drafter of the engine's own and give its answers with --requests"
     )
