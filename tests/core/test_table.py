@@ -40,7 +40,7 @@ def test_rows_become_a_data_frame() -> None:
 
 
 def test_a_library_of_an_extra_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "pip install 'draftgauge[fit]'" in str(missing_library("sklearn.linear_model"))
+    assert "pip install 'draftgauge[report]'" in str(missing_library("matplotlib.pyplot"))
     assert missing_library("antigravity") is None
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingLibraryError, match="pip install pandas"):

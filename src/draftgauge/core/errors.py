@@ -11,7 +11,7 @@ class MissingLibraryError(DraftgaugeError):
     """An optional library that a chosen option needs is not installed."""
 
 
-EXTRAS = {"matplotlib": "report", "sklearn": "fit", "ray": "study", "bitsandbytes": "quant"}  # of optional libraries
+EXTRAS = {"matplotlib": "report", "ray": "study", "bitsandbytes": "quant"}  # of optional libraries
 
 
 def missing_library(name: str | None) -> MissingLibraryError | None:

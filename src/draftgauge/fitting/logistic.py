@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from draftgauge.core.errors import TraceError
 from draftgauge.replaying.rows import draft_caps
@@ -26,6 +25,8 @@ def fit_logistic(terms: Floats, outcomes: NDArray[np.bool_]) -> tuple[Floats, fl
         terms: ``[n, K]``; brought to unit scale for the fit, and the weights back to that of the terms.
         outcomes: ``[n]``.
     """
+    from sklearn.linear_model import LogisticRegression  # a second to import, where most verbs fit nothing
+
     if outcomes.all() or not outcomes.any():
         raise TraceError("the traces hold no accepted and rejected tokens to fit on: record more prompts")
     mean, scale = terms.mean(axis=0), terms.std(axis=0)
