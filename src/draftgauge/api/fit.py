@@ -66,8 +66,8 @@ def fit(request: FitRequest, *, on_warning: Warn = warn) -> list[dict[str, Any]]
     if request.split not in (TRAIN, EVERYTHING):
         raise DraftgaugeError(f"--split is {TRAIN} or {EVERYTHING}: a policy learns from these prompts")
     train = [split_trace(trace, request.split) for trace, _ in read]
-    if min(len(trace.prompts) for trace in train) < MIN_PROMPTS:
-        raise DraftgaugeError(f"{len(train[0].prompts)} prompts are too few to fit on, {MIN_PROMPTS} are needed")
+    if (fewest := min(len(trace.prompts) for trace in train)) < MIN_PROMPTS:
+        raise DraftgaugeError(f"{fewest} prompts are too few to fit on, {MIN_PROMPTS} are needed")
     fitted = FITS[policy](train, [costs for _, costs in read], seed)
     manifest = runs[0][1]
     provenance = {

@@ -91,7 +91,7 @@ def replay(
         fitted: dict[str, Replay] = {}
         if default:
             made = {name: policy for name, policy in made.items() if can_replay(trace, policy)}
-            fitted = {} if stored else fitted_here(policies, design, costs)
+            fitted = {} if stored is not None else fitted_here(policies, design, costs)
         rivals = tune_rivals(design.training, costs) if request.tune else None
         if stored is not None:
             for arms in (made, *(() if rivals is None else (rivals.arms,))):

@@ -29,13 +29,11 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         columns = COLUMNS | (OVER_ONE_SOURCE if compared else {})
         show_table(f"{request.policy} on the validation prompts", rows, columns)
     else:
-        none = "has too few validation prompts" if request.split == TRAIN else "has no others"
-        say(
-            f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as the run "
-            + none
-        )
+        why = "the run has too few validation prompts" if request.split == TRAIN else "it learnt from all"
+        said = f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as {why}"
+        say(said)
     if request.split != TRAIN:
-        following = f"Next: draftgauge generate PROMPT --policy {quote(str(request.out))}"
+        following = f"Next: give --policy {quote(str(request.out))} to draftgauge generate or bench, with this pair"
     elif all(row["judgeable"] for row in rows):
         following = f"Next: draftgauge replay {quote(str(request.folder))} --policy {quote(str(request.out))}"
     else:
