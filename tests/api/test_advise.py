@@ -123,8 +123,12 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     assert best["verdict"] in replayed
     assert f"the rule lookup reaches {speeds['lookup']:.2f}x." in best["verdict"]
     assert "draftgauge fit RUN --policy two-source --split all --out two-source.json" in replayed
-    assert FITTED in draftgauge(["report", str(run)]).stdout + (run / "report.html").read_text()
+    succeeds("report", run)
+    page = unescape((run / "report.html").read_text())
     fit, use = best["flags"].splitlines()
+    assert FITTED in page
+    assert f"{fit}\nmodel.generate(" in page
+    assert f"policy={FITTED!r}" not in page
     assert use.endswith("--policy two-source.json")
     monkeypatch.chdir(tmp_path)
     succeeds(*shlex.split(fit)[1:])

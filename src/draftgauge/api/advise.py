@@ -26,14 +26,13 @@ from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, wa
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
-from draftgauge.fitting.two_source import FITTED
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.simulate import can_replay, replay_lengths
-from draftgauge.replaying.splits import EVERYTHING, Design, design_of
-from draftgauge.replaying.verdict import LOOKUP, Verdict
-from draftgauge.serving.advice import acceptance_to_pay, advise_batch, advise_settings, best_length
+from draftgauge.replaying.splits import Design, design_of
+from draftgauge.replaying.verdict import Verdict
+from draftgauge.serving.advice import acceptance_to_pay, advise_batch, advise_settings, best_length, flags_of
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
@@ -48,7 +47,6 @@ from draftgauge.serving.engines import (
     setting_length,
     settings_document,
 )
-from draftgauge.serving.engines import LOOKUP as PROMPT_LOOKUP
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
@@ -90,7 +88,6 @@ class _Source:
         return self.curves[min(self.curves)]
 
 
-FITTED_FILE = f"{TWO_SOURCE}.json"
 OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 
 
@@ -282,8 +279,8 @@ def _rows(
         rules = {s for s in settings if setting_length(s) is None and not s.startswith(P_MIN)}
         unknown = {s for s in rules if not can_replay(trace, make_policy(s, trace.gamma_max, source.curve))}
         settings = [setting for setting in settings if setting not in unknown]
-    own_costs = request.costs is None and not request.policies  # those that `draftgauge fit` weighs too
-    fitted = fitted_here(source.own, design, source.curve) if own_costs and TWO_SOURCE in settings else {}
+    fits = TWO_SOURCE in settings and request.costs is None and not request.policies  # `fit` weighs a run's own
+    fitted = fitted_here(source.own, design, source.curve) if fits else {}
     outcomes, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | asdict(it) for it in outcomes]
@@ -299,14 +296,8 @@ def _rows(
     }
     if request.batch is not None:
         best["at_batch"] = advise_batch(design, source.curve, request.batch)
-    deployment = source.deployment
-    if verdict.setting == LOOKUP:  # needs no draft model
-        deployment = replace(deployment, drafter=PROMPT_LOOKUP, draft=PROMPT_LOOKUP)
-    _advise(request, engine, best, verdict, lengths, deployment)
-    if verdict.setting == FITTED:
-        learn = ["--split", EVERYTHING] if design.train is None else []
-        fit = ["draftgauge", "fit", str(request.folder), "--policy", TWO_SOURCE, *learn, "--out", FITTED_FILE]
-        best["flags"] = f"{shlex.join(fit)}\n{engine.flags(FITTED_FILE, source.deployment)}"
+    _advise(request, engine, best, verdict, lengths, source.deployment)
+    best["flags"] = flags_of(engine, verdict.setting, source.deployment, request.folder, design.split)
     if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows

@@ -75,9 +75,7 @@ def fitted_on(policies: Sequence[NamedPolicy]) -> set[str]:
 
 
 def fitted_here(policies: Sequence[NamedPolicy], design: Design, costs: CostCurve) -> dict[str, Replay]:
-    """The rule of two sources as it would do once it is fitted to the pair; nothing where a file has it fitted already,
-    or where it cannot be: on few prompts, sampled ones, or texts in which nothing is looked up.
-    """
+    """``two-source`` as it would do once it is fitted to the pair; nothing where a file is, or where it cannot be."""
     with suppress(DraftgaugeError):
         if not any(policy.name == TWO_SOURCE and policy.fitted is not None for policy in policies):
             return {FITTED: replay_fitted(design, costs)}

@@ -110,9 +110,7 @@ def _live(
     progress: Progress,
     on_warning: Warn,
 ) -> dict[str, Any]:
-    """What decoding the first prompts with a drafter at its best setting, by turns with plain decoding, gains; nothing
-    where a rule cannot be fitted on the others.
-    """
+    """What decoding the first prompts at a drafter's best setting gains; nothing where its rule cannot be fitted."""
     setting, fitted = row["setting"], {}
     if setting == FITTED:
         try:

@@ -26,7 +26,7 @@ from draftgauge.policies.registry import current_name, with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.evaluate import ALL_TASKS, evaluate_design
-from draftgauge.replaying.simulate import Replay, can_replay
+from draftgauge.replaying.simulate import can_replay
 from draftgauge.replaying.splits import design_of
 from draftgauge.replaying.verdict import verdict_of
 
@@ -88,14 +88,13 @@ def replay(
             judged = [prompt.prompt_token for prompt in design.trace.prompts]
             stored = read_stored(request.datastore, costs.vocabulary, judged)
         made = with_objects({p.spec: p.make(trace.gamma_max, costs) for p in policies}, objects)
-        fitted: dict[str, Replay] = {}
         if default:
             made = {name: policy for name, policy in made.items() if can_replay(trace, policy)}
-            fitted = {} if stored is not None else fitted_here(policies, design, costs)
         rivals = tune_rivals(design.training, costs) if request.tune else None
         if stored is not None:
             for arms in (made, *(() if rivals is None else (rivals.arms,))):
                 with_stored(list(arms.values()), stored)
+        fitted = fitted_here(policies, design, costs) if default and stored is None else {}
         evaluated = evaluate_design(design, costs, {**made, **fitted}, rivals, stored)
         kept: dict[str, Any] = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         kept |= {"run": run.name} if len(runs) > 1 else {}

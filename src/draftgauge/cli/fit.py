@@ -30,8 +30,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         show_table(f"{request.policy} on the validation prompts", rows, columns)
     else:
         why = "the run has too few validation prompts" if request.split == TRAIN else "it learnt from all"
-        said = f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as {why}"
-        say(said)
+        say(f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as {why}")
     if request.split != TRAIN:
         following = f"Next: give --policy {quote(str(request.out))} to draftgauge generate or bench, with this pair"
     elif all(row["judgeable"] for row in rows):

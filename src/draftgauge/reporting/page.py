@@ -34,6 +34,7 @@ from draftgauge.reporting.layout import (
 from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
+from draftgauge.serving.advice import flags_of
 from draftgauge.serving.engines import ENGINES, deployment_of, setting_length
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 
@@ -139,15 +140,16 @@ def advise(run: Run) -> dict[str, Any]:
 def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
     """By engine; the best fixed length where it runs no policies, and nothing of the bundled pair, which none knows."""
     manifest = run.manifest
-    flags: list[tuple[str, str]] = []
     if manifest.target.source == BUNDLED:
-        return flags
+        return []
+    flags = list[tuple[str, str]]()
     deployment = deployment_of(manifest, run.folder / COSTS_NAME)
     for name in ("transformers", "vllm", "sglang", "llama-server"):
         engine = ENGINES[name]
         if not engine.drafters or manifest.drafter in engine.drafters:
             runs_it = engine.policies or setting_length(run.verdict.setting) is not None
-            flags.append((name, engine.flags(run.verdict.setting if runs_it else f"{FIXED}{gamma}", deployment)))
+            setting = run.verdict.setting if runs_it else f"{FIXED}{gamma}"
+            flags.append((name, flags_of(engine, setting, deployment, run.folder, run.split)))
     return flags
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.fitting.two_source import FITTED
 from draftgauge.policies.registry import FIXED, make_policy
+from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.rows import context_lengths, sum_by_prompt
 from draftgauge.replaying.simulate import Replay, replay, replay_lengths
-from draftgauge.replaying.splits import Design
+from draftgauge.replaying.splits import EVERYTHING, Design
+from draftgauge.replaying.verdict import LOOKUP as RULE
 from draftgauge.replaying.verdict import Verdict, recommended, totals, verdict_of
-from draftgauge.serving.engines import P_MIN, PLAIN, p_min_of, setting_length
+from draftgauge.serving.engines import LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES, Interval, columns
 from draftgauge.statistics.paired import ratio_interval
 from draftgauge.traces.build import conversations
@@ -23,6 +28,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]
+FITTED_FILE = f"{TWO_SOURCE}.json"
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,17 @@ def advise_settings(
         for it in outcomes
     ]
     return outcomes, verdict_of(rows, command)
+
+
+def flags_of(engine: Engine, setting: str, deployment: Deployment, run: Path | None, split: str) -> str:
+    """What to paste for a setting that was judged on a split of a run: before a fitted rule what fits it."""
+    if setting == RULE:  # needs no draft model
+        deployment = replace(deployment, drafter=LOOKUP, draft=LOOKUP)
+    if setting != FITTED:
+        return engine.flags(setting, deployment)
+    learn = ["--split", split] if split == EVERYTHING else []
+    fit = ["draftgauge", "fit", str(run), "--policy", TWO_SOURCE, *learn, "--out", FITTED_FILE]
+    return f"{shlex.join(fit)}\n{engine.flags(FITTED_FILE, deployment)}"
 
 
 SWITCHES = {  # where engines have the rules for whole batches
