@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.prompts import Message, Prompt, for_judging, for_training, prompts_sha256, read_prompts
+from draftgauge.core.prompts import (
+    Message,
+    Prompt,
+    first_in_turn,
+    for_judging,
+    for_training,
+    prompts_sha256,
+    read_prompts,
+)
 
 
 def write(path: Path, *entries: object) -> Path:
@@ -82,6 +90,8 @@ def test_selection_keeps_the_index(tmp_path: Path) -> None:
     )
     assert [p.index for p in read_prompts(path, tasks=["b"], split="test")] == [5, 7]
     assert [p.index for p in read_prompts(path, limit=1, split="test")] == [1]
+    assert [p.index for p in first_in_turn(read_prompts(path), 3)] == [0, 1, 4]
+    assert len(first_in_turn(read_prompts(path), None)) == 8
     with pytest.raises(PromptError, match="has no task 'c'; it has a, b"):
         read_prompts(path, tasks=["c"])
     with pytest.raises(PromptError, match="split 'dev'; its splits: train, test"):
@@ -161,11 +171,8 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
 def test_a_folder_stands_for_its_files_in_order(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", '{"prompt": "second"}\n')
     write(tmp_path / "a.jsonl", '{"prompt": "first", "id": "x"}\n')
-    prompts = read_prompts(tmp_path)
-    assert [(p.index, p.identifier, p.task, p.text) for p in prompts] == [
-        (0, "x", "a", "first"),
-        (1, "1", "b", "second"),
-    ]
+    found = [(p.index, p.identifier, p.task, p.text) for p in read_prompts(tmp_path)]
+    assert found == [(0, "x", "a", "first"), (1, "1", "b", "second")]
     before = prompts_sha256(tmp_path)
     write(tmp_path / "b.jsonl", '{"prompt": "another"}\n')
     assert prompts_sha256(tmp_path) != before

@@ -11,7 +11,16 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.requests import PromptSpec
 from draftgauge.core.errors import PromptError, TraceError
-from draftgauge.core.prompts import SPLITS, Message, Prompt, first_per_task, prompts_sha256, read_prompts, unsealed
+from draftgauge.core.prompts import (
+    SPLITS,
+    Message,
+    Prompt,
+    first_in_turn,
+    first_per_task,
+    prompts_sha256,
+    read_prompts,
+    unsealed,
+)
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
@@ -76,7 +85,7 @@ def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:
     path = prompt_file(spec.prompts, spec.split or "test")
     prompts = read_prompts(path, None, spec.tasks, spec.split)
     turns = turns_of(prompts if spec.split else unsealed(prompts), spec.turns)
-    return path, first_per_task(turns, spec.per_task)[: spec.limit]
+    return path, first_in_turn(first_per_task(turns, spec.per_task), spec.limit)
 
 
 def encode_prompts(
@@ -158,7 +167,7 @@ def prompts_of(
     there = [p for p in turns if p.index in recorded and (among is None or p.index in among)]
     if not there:
         raise TraceError(f"{run} holds none of these prompts: ask for others, or record them")
-    chosen = first_per_task(there, spec.per_task)[: spec.limit]
+    chosen = first_in_turn(first_per_task(there, spec.per_task), spec.limit)
     prompts = with_answers(model, chosen, rendering, manifest.max_new_tokens, truncate=True)
     # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
     encoded = [(prompt, model.encode(prompt, rendering)[-recorded[prompt.index] :]) for prompt in prompts]

@@ -135,6 +135,12 @@ def first_per_task(prompts: Iterable[Prompt], count: int | None) -> list[Prompt]
     return kept
 
 
+def first_in_turn(prompts: Sequence[OfTask], limit: int | None) -> list[OfTask]:
+    """At most ``limit`` prompts, of every task as many, in the order given."""
+    chosen = set(map(id, in_turn(prompts)[:limit]))
+    return [prompt for prompt in prompts if id(prompt) in chosen]
+
+
 def for_training(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt for prompt in prompts if prompt.split == TRAIN] or unsealed(prompts)
 

@@ -76,7 +76,7 @@ class PromptSpec:
         help="JSON Lines with 'prompt', 'turns', 'messages' or 'conversations', or 'reference:SPLIT'; bundled test "
         "prompts if left out.",
     )
-    limit: int | None = option(None, help="use at most this many prompts, the first ones.")
+    limit: int | None = option(None, help="use at most this many prompts, the first of every task in turn.")
     per_task: int | None = option(None, help="use at most this many prompts of each task and split.")
     tasks: tuple[str, ...] = option((), help="use these tasks only, separated by commas.")
     split: str | None = option(None, help="use the prompts of this split only: train, validation or test.")
