@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
-from draftgauge.api.advise import LOADED, advise, recorded_with
+from draftgauge.api.advise import advise, recorded_with
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.two_source import FITTED
-from draftgauge.models.compression import COMPRESSIONS
-from draftgauge.policies.fitted import save_fitted
+from draftgauge.policies.fitted import policy_of_file, save_fitted
 from draftgauge.replaying.splits import split_trace
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
@@ -37,8 +36,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "run", 100)
 
 
-def costs_of(path: Path, engine: str, draft: float, batches: tuple[int, ...] = (1,), **changes: Any) -> Path:
-    columns = range(GAMMA_MAX + 1)
+def costs_of(
+    path: Path, engine: str, draft: float, batches: tuple[int, ...] = (1,), longest: int = GAMMA_MAX, **changes: Any
+) -> Path:
+    columns = range(longest + 1)
     costs = EngineCosts(
         engine,
         batches,
@@ -129,13 +130,28 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     assert FITTED in page
     assert f"{fit}\nmodel.generate(" in page
     assert f"policy={FITTED!r}" not in page
-    assert use.endswith("--policy two-source.json")
+    assert use.endswith(f"--policy two-source.json --gamma-max {GAMMA_MAX}")
     monkeypatch.chdir(tmp_path)
     succeeds(*shlex.split(fit)[1:])
-    for policy, use in (("two-source.json", ".json"), ("lookup", "--drafter prompt_lookup --policy lookup")):
+    policy_of_file(Path("two-source.json"), GAMMA_MAX, costs)
+    _, best, _ = advised([str(run), "--tasks", trace.prompts[0].task], tmp_path / "rows.json")
+    assert f"--tasks {trace.prompts[0].task}" in best["flags"]
+    for policy, use in (("two-source.json", "--policy two-source.json"), ("lookup", "--drafter prompt_lookup ")):
         named, best, _ = advised([str(run), "--policy", policy, "--split", "all"], tmp_path / "rows.json")
         assert FITTED not in {row["setting"] for row in named}  # beside what is named nothing is fitted
-        assert best["flags"].endswith(use)
+        assert use in best["flags"]
+
+
+def test_costs_of_shorter_drafts_than_were_recorded_shorten_what_is_advised(run: Path, tmp_path: Path) -> None:
+    copied, (trace, costs) = shutil.copytree(run, tmp_path / "run"), read_run(run)
+    save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), copied / "rule.json")
+    path = costs_of(tmp_path / "costs.json", "vllm", 0.001, longest=3, drafted_by="draftgauge")
+    with pytest.warns(UserWarning, match="rule.json was not fitted for drafts of up to 3, as priced: not tried"):
+        rows = advise(copied, engine="vllm", costs=path)
+    (best,) = [row for row in rows if row["advised"]]
+    assert best["setting"] == "cumulative-confidence"
+    assert '"num_speculative_tokens": 3' in best["flags"]
+    assert not any("rule.json" in row["setting"] for row in rows)
 
 
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
@@ -212,7 +228,6 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     words += ("--system", "Be brief.", "--chat-template-args", '{"enable_thinking": false}')
     assert recorded_with(sampled) == words
     assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
-    assert {*LOADED, "uncompressed"} == set(COMPRESSIONS)
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None

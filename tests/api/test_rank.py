@@ -162,6 +162,14 @@ def test_a_fitted_rule_decodes_prompts_live_that_it_did_not_learn_from(asked, mo
     assert "decodes prompts live that it was fitted on" in warned[-1]
 
 
+def test_what_is_modelled_of_live_decoding_is_of_the_prompts_that_bench_decodes() -> None:
+    trace = repeating_trace(1, 32, 4, 2)
+    splits, tasks = (["train"] * 16 + ["test"] * 16), "aaab" * 8
+    named = zip(trace.prompts, splits, tasks, strict=True)
+    trace = replace(trace, prompts=tuple(replace(p, split=split, task=task) for p, split, task in named))
+    assert np.flatnonzero(module._decoded(trace, 3)).tolist() == [16, 17, 19]
+
+
 def test_costs_of_an_engine_take_the_place_of_those_measured(asked, ranked, tmp_path: Path) -> None:
     rows = ranked[1]
     run = next(Path(row["run"]) for row in rows if row.get("run") and row["drafter"] == "lookup")

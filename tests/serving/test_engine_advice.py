@@ -156,6 +156,11 @@ def test_flags_name_the_setting() -> None:
     assert option(llama, "--spec-draft-p-min") == "0.8"
     ours = shlex.split(engine_of("draftgauge").flags("stopping", deployment))
     assert [option(ours, f"--{name}") for name in ("target", "draft", "policy")] == ["big", "small", "stopping"]
+    assert option(ours, "--gamma-max") == "8"
+    assert "policy='stopping', gamma_max=8)" in engine_of("transformers").flags("stopping", deployment)
+    assert "gamma" not in engine_of("draftgauge").flags("fixed:3", deployment)
+    assert "gamma" not in engine_of("draftgauge").flags("stopping", replace(deployment, gamma_max=16))
+    assert "--gamma-max 20" in engine_of("draftgauge").flags("fixed:20", replace(deployment, gamma_max=24))
     lookup = Deployment("big", drafter="prompt_lookup")
     assert option(shlex.split(engine_of("draftgauge").flags("fixed:3", lookup)), "--drafter") == "prompt_lookup"
     assert "speculative('prompt_lookup'" in engine_of("transformers").flags("fixed:3", lookup)

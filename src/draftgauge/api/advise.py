@@ -24,6 +24,7 @@ from draftgauge.api.policies import (
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.models.reference import REFERENCE, resolve_source
@@ -55,7 +56,6 @@ from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.trace import Trace
 
 Z95 = 1.96
-LOADED = frozenset({"fp32", "fp16", "bf16", "int8", "nf4"})  # what --compression makes of a checkpoint
 REUSE, CHECKPOINT = "reuse", "checkpoint"
 Row = dict[str, Any]
 COLUMNS = (
@@ -175,7 +175,7 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
     """Options of ``draftgauge generate``, without the models, to decode as a run was recorded."""
     words: list[str] = []
-    if manifest.target.compression in LOADED:  # else the checkpoint itself was quantised
+    if manifest.target.compression in COMPRESSIONS[1:]:  # else the checkpoint itself was quantised
         words += ["--compression", manifest.target.compression]
     if manifest.temperature > 0:
         words += ["--temperature", f"{manifest.temperature:g}"]
@@ -267,6 +267,12 @@ def _rows(
     train = None if design.train is None else narrow(design.train, longest)
     trace = narrow(design.trace, longest)
     design = Design(design.split, trace, train)
+    source = replace(source, deployment=replace(source.deployment, gamma_max=trace.gamma_max))
+    if not request.policies:  # fitted files that lie in the folder
+        others = [p for p in source.own if p.fitted is not None and p.fitted.gamma_max != trace.gamma_max]
+        source = replace(source, own=tuple(policy for policy in source.own if policy not in others))
+        for policy in others:
+            on_warning(f"{policy.spec} was not fitted for drafts of up to {trace.gamma_max}, as priced: not tried")
     named = [policy.spec for policy in source.own]
     settings = engine.settings(trace.gamma_max, named)
     if not source.policies:
@@ -297,7 +303,9 @@ def _rows(
     if request.batch is not None:
         best["at_batch"] = advise_batch(design, source.curve, request.batch)
     _advise(request, engine, best, verdict, lengths, source.deployment)
-    best["flags"] = flags_of(engine, verdict.setting, source.deployment, request.folder, design.split)
+    best["flags"] = flags_of(
+        engine, verdict.setting, source.deployment, request.folder, design.split, request.judged.tasks
+    )
     if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.bench import bench
@@ -21,6 +23,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import LoadOptions, drafter_kind, drafter_kinds
 from draftgauge.fitting.ranking import on_one_target, rank_rows
@@ -97,21 +100,15 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
         row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
         row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
         if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
-            row |= _live(request, request.live, row, *recorded[row["drafter"]], progress, on_warning)
+            row |= _live(request, request.live, row, recorded[row["drafter"]][1], progress, on_warning)
     return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
 
 
 def _live(
-    request: RankRequest,
-    count: int,
-    row: Mapping[str, Any],
-    trace: Trace,
-    costs: CostCurve,
-    progress: Progress,
-    on_warning: Warn,
+    request: RankRequest, count: int, row: Mapping[str, Any], costs: CostCurve, progress: Progress, on_warning: Warn
 ) -> dict[str, Any]:
     """What decoding the first prompts at a drafter's best setting gains; nothing where its rule cannot be fitted."""
-    setting, fitted = row["setting"], {}
+    setting, fitted, trace = row["setting"], {}, read_trace(Path(row["run"]))
     if setting == FITTED:
         try:
             fitted[setting] = fitted_to(_not_decoded(trace, count, on_warning), run_costs(Path(row["run"])))
@@ -134,19 +131,25 @@ def _live(
     (live,) = (each for each in rows if each["policy"] == setting and each["task"] == ALL_TASKS)
     release_unused()
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
-    decoded = select(trace, conversations(trace) <= conversations(trace)[:count][-1])
+    decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
     modelled = plain_seconds(decoded, costs).sum() / replay(decoded, policy, costs).seconds.sum()
     return ratios | {"live_modelled": modelled, "live_mismatched_prompts": live["mismatched_prompts"]}
 
 
+def _decoded(trace: Trace, count: int) -> NDArray[np.bool_]:
+    """``[prompts]`` which ones ``bench`` decodes of a run with at most ``count``."""
+    chosen = {prompt.index for prompt in first_in_turn(design_of(trace).trace.prompts, count)}
+    return np.array([prompt.index in chosen for prompt in trace.prompts])
+
+
 def _not_decoded(trace: Trace, count: int, on_warning: Warn) -> Trace:
-    """What a rule is fitted on for a live run: training prompts, else those judged on without the first ``count``."""
+    """What a rule is fitted on for a live run: training prompts, else the conversations that it does not decode."""
     design = design_of(trace)
     if design.train is not None:
         return design.train
     numbers = conversations(trace)
-    others = select(trace, numbers > numbers[:count][-1])
+    others = select(trace, ~np.isin(numbers, numbers[_decoded(trace, count)]))
     if len(others.prompts) >= MIN_PROMPTS:
         return others
     on_warning(f"{FITTED} decodes prompts live that it was fitted on: fewer than {MIN_PROMPTS} are left besides them")
@@ -217,10 +220,9 @@ def _record(
 
 
 def _answers(trace: Trace) -> dict[AskedPrompt, Answer]:
-    ends = zip(trace.prompts, trace.offsets[:-1], trace.offsets[1:], strict=True)
     return {
-        (p.index, p.prompt_token): Answer(trace.token[a:b].tolist(), "stop" if p.finish == "stop" else "length")
-        for p, a, b in ends
+        (p.index, p.prompt_token): Answer(output.tolist(), "stop" if p.finish == "stop" else "length")
+        for p, output in zip(trace.prompts, trace.outputs, strict=True)
     }
 
 

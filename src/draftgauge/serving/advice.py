@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from draftgauge.fitting.two_source import FITTED
 from draftgauge.policies.registry import FIXED, make_policy
@@ -97,13 +98,16 @@ def advise_settings(
     return outcomes, verdict_of(rows, command)
 
 
-def flags_of(engine: Engine, setting: str, deployment: Deployment, run: Path | None, split: str) -> str:
+def flags_of(
+    engine: Engine, setting: str, deployment: Deployment, run: Path | None, split: str, tasks: Sequence[str] = ()
+) -> str:
     """What to paste for a setting that was judged on a split of a run: before a fitted rule what fits it."""
     if setting == RULE:  # needs no draft model
         deployment = replace(deployment, drafter=LOOKUP, draft=LOOKUP)
     if setting != FITTED:
         return engine.flags(setting, deployment)
     learn = ["--split", split] if split == EVERYTHING else []
+    learn += ["--tasks", ",".join(tasks)] if tasks else []
     fit = ["draftgauge", "fit", str(run), "--policy", TWO_SOURCE, *learn, "--out", FITTED_FILE]
     return f"{shlex.join(fit)}\n{engine.flags(FITTED_FILE, deployment)}"
 
@@ -177,11 +181,8 @@ def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:
     steps = np.array([costs.step_seconds(int(length), contexts).mean() for length in lengths]) / plain
     if (steps < 1).any():
         return 0.0
-    if not (lengths + 1 > steps).any():
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        committed = np.cumsum(middle ** np.arange(trace.gamma_max + 1))[1:]
-        low, high = (low, middle) if (committed > steps).any() else (middle, high)
-    return high
+
+    def gain(chance: float) -> float:
+        return float((np.cumsum(chance ** np.arange(trace.gamma_max + 1))[1:] - steps).max())
+
+    return float(brentq(gain, 0, 1)) if gain(1) > 0 else None

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from scipy.optimize import brentq
+
 from draftgauge.core.artefacts import read_json_lines, read_text
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
@@ -26,12 +29,8 @@ PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:", "sglang": "sglang:"}  
 # Where answers have counters, by engine: the object, then the steps, the drafted and the accepted tokens in it.
 ANSWERS = {
     "vllm": (("metrics", "speculative_decoding"), "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
-    "llama-server": (
-        ("timings",),
-        "predicted_n",
-        "draft_n",
-        "draft_n_accepted",
-    ),  # predicted_n: the first token, steps, accepted
+    # predicted_n: the first token, steps, accepted
+    "llama-server": (("timings",), "predicted_n", "draft_n", "draft_n_accepted"),
     "sglang": (("meta_info",), "spec_verify_ct", "spec_draft_token_num", "spec_accept_token_num"),
 }
 ALIKE = 0.95  # drafts are of one length if their mean is this share of the longest: ends of outputs shorten some
@@ -85,15 +84,9 @@ class SpeculationCounts:
 
 
 def constant_chance(accepted: float, length: int) -> float:
-    """The chance ``a`` in 0..1 with ``a + a ** 2 + .. + a ** length`` equal to ``accepted``, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if sum(middle**depth for depth in range(1, length + 1)) < accepted:
-            low = middle
-        else:
-            high = middle
-    return high
+    """The chance ``a`` in 0..1 with ``a + a ** 2 + .. + a ** length`` equal to ``accepted``."""
+    depths = np.arange(1, length + 1)
+    return float(brentq(lambda chance: (chance**depths).sum() - accepted, 0, 1)) if accepted < length else 1.0
 
 
 def read_counts(engine: str, place: str) -> SpeculationCounts:

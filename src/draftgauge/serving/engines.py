@@ -126,7 +126,16 @@ def _draftgauge(setting: str, deployment: Deployment) -> str:
         words += ["--draft", deployment.draft]
     elif setting != PLAIN:
         words += ["--drafter", LOOKUP if deployment.drafter == LOOKUP else deployment.draft]
-    return shlex.join([*words, *_tokenizer("--tokenizer", deployment), *deployment.options, "--policy", setting])
+    words += [*_tokenizer("--tokenizer", deployment), *deployment.options, "--policy", setting]
+    longest = _longest(setting, deployment)
+    return shlex.join(words if longest is None else [*words, "--gamma-max", str(longest)])
+
+
+def _longest(setting: str, deployment: Deployment) -> int | None:
+    """The longest draft, where a setting needs another than is usual: rules are fitted and priced for one."""
+    length = setting_length(setting)
+    needed = deployment.gamma_max if length is None else max(length, Deployment.gamma_max)
+    return None if needed == Deployment.gamma_max else needed
 
 
 def _tokenizer(option: str, deployment: Deployment) -> list[str]:
@@ -137,7 +146,9 @@ def _transformers(setting: str, deployment: Deployment) -> str:
     if setting == PLAIN:
         return "model.generate(**inputs)"
     drafter = LOOKUP if deployment.drafter == LOOKUP else deployment.draft
-    return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter!r}, policy={setting!r}))"
+    longest = _longest(setting, deployment)
+    options = f"policy={setting!r}" if longest is None else f"policy={setting!r}, gamma_max={longest}"
+    return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter!r}, {options}))"
 
 
 def _gguf(setting: str, deployment: Deployment) -> str:
