@@ -351,22 +351,24 @@ def live(args: argparse.Namespace) -> list[dict[str, Any]]:
     trace, costs = recorded_runs(args.runs)[args.compression]
     train = select(trace, splits_of(trace) == TRAIN)
     best = best_fixed_gamma(train, costs)
-    confidence = tune_rivals(train, costs, [name for name in TUNED if "lookup" not in name]).best
-    lookup = tune_rivals(train, costs, ("lookup-else-stopping",)).best
+
+    def tuned(*rules: str) -> str:
+        return tune_rivals(train, costs, rules).best
+
     two_source = args.runs / f"{args.compression}.two-source.json"
     save_fitted(FITS["two-source"]([train], [costs], SEED), two_source)
     fixed = f"fixed:{best or 1}"
-    rules = (str(two_source),) if args.baselines else (confidence, lookup, str(two_source))
-    where: dict[str, Any] = {"folder": args.runs / args.compression}
-    if args.compression in GGUF:
-        settings = {
-            "prompts": str(later_prompts(args.runs / "prompts.jsonl", args.skip)),
-            "max_new_tokens": NEW_TOKENS,
-            "gamma_max": GAMMA_MAX,
-        }
-        where = pair_of(args.models, args.compression) | settings
+    if args.baselines:
+        rules = [tuned("hf-confidence"), tuned("hf-prompt-lookup"), str(two_source)]
+    else:
+        confidence = (name for name in TUNED if "lookup" not in name)
+        rules = [tuned(*confidence), tuned("lookup-else-stopping"), str(two_source)]
+    prompts = drawn_prompts(args.prompts, args.runs / "prompts.jsonl")
     return bench(
-        **where,
+        **pair_of(args.models, args.compression),
+        prompts=str(later_prompts(prompts, args.skip)),
+        max_new_tokens=NEW_TOKENS,
+        gamma_max=GAMMA_MAX,
         policies=(fixed, *rules),
         over=fixed,
         split=TEST,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +16,12 @@ from draftgauge.api.arms import Arm, ArmRun
 from draftgauge.api.pair import Pair
 from draftgauge.decoding.clock import seconds
 from draftgauge.models.transformers_calls import no_hints
+from draftgauge.policies.registry import parse_spec
 
 GENERATE = "transformers-generate"
 ASSISTED = "transformers-assisted"
 ASSISTED_CONSTANT = "transformers-assisted-constant"
-PROMPT_LOOKUP = "transformers-prompt-lookup"  # at transformers' defaults: 10 tokens, n-grams of up to 2
+PROMPT_LOOKUP = "transformers-prompt-lookup"  # 10 tokens, n-grams of up to 2, as transformers has it
 DEFAULT_CONSTANT = 5
 _OF_ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
@@ -43,28 +46,23 @@ class _Clock(BaseStreamer):
 
 
 class TransformersBaseline:
-    """``generate()`` of transformers: plain, assisted at its defaults or with a constant draft length, or with prompt
-    lookup.
+    """``generate()`` of transformers: plain, with prompt lookup, or assisted, at its defaults or at ``settings``.
 
     Assisted generation keeps what it adapts in the draft's generation configuration, which lasts across prompts as it
     would in a server; each baseline has its own, and puts it in place only while it runs.
     """
 
-    def __init__(self, pair: Pair, name: str, gamma: int | None = None) -> None:
+    def __init__(self, pair: Pair, name: str, settings: Mapping[str, Any]) -> None:
         self.pair = pair
         self.assistant: PreTrainedModel | None = None
         self.settings: GenerationConfig | None = None
-        self.options = {"prompt_lookup_num_tokens": 10} if name == PROMPT_LOOKUP else {}
-        if name in (ASSISTED, ASSISTED_CONSTANT):
+        self.options = dict(settings)
+        if name.startswith(ASSISTED):
             assert pair.draft is not None
-            self.assistant = pair.draft.module
+            self.assistant, self.options = pair.draft.module, {}
             own = self.assistant.generation_config
-            settings = GenerationConfig(**{key: getattr(own, key) for key in _OF_ASSISTANTS if hasattr(own, key)})
-            if name == ASSISTED_CONSTANT:
-                settings.num_assistant_tokens = gamma
-                settings.num_assistant_tokens_schedule = "constant"
-                settings.assistant_confidence_threshold = 0.0
-            self.settings = settings
+            known = {key: getattr(own, key) for key in _OF_ASSISTANTS if hasattr(own, key)}
+            self.settings = GenerationConfig(**{**known, **settings})
 
     @torch.inference_mode()
     def run(self, prompt: list[int], max_new_tokens: int) -> ArmRun:
@@ -104,15 +102,39 @@ class TransformersBaseline:
         return ArmRun(tokens, 0, timed, ended - first_at if timed else 0.0, first_at - started)
 
 
-def transformers_arms(pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT) -> list[Arm]:
-    """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, if it runs these."""
+def transformers_arms(
+    pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT, specs: Sequence[str] = ()
+) -> list[Arm]:
+    """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, if it runs these;
+    and with the values of those of ``specs`` that are rules of transformers.
+    """
     if pair.target.module is None:
         return []
-    baselines = {name: TransformersBaseline(pair, name) for name in (GENERATE, PROMPT_LOOKUP)}
-    if pair.draft is not None and pair.draft.module is not None:
-        baselines[ASSISTED] = TransformersBaseline(pair, ASSISTED)
-        baselines[f"{ASSISTED_CONSTANT}:{gamma}"] = TransformersBaseline(pair, ASSISTED_CONSTANT, gamma)
+    chosen: dict[str, dict[str, Any]] = {GENERATE: {}, PROMPT_LOOKUP: _looked_up(), ASSISTED: {}}
+    chosen[f"{ASSISTED_CONSTANT}:{gamma}"] = _assisted(0.0, gamma)
+    for spec in specs:
+        rule, _, written = spec.partition(":")
+        if written and rule in _RULES:
+            name, settings = _RULES[rule]
+            chosen[f"{name}:{written}"] = settings(**parse_spec(spec)[1])
+    assists = pair.draft is not None and pair.draft.module is not None
     return [
-        Arm(name, partial(baseline.run, max_new_tokens=max_new_tokens), outside=True)
-        for name, baseline in baselines.items()
+        Arm(name, partial(TransformersBaseline(pair, name, settings).run, max_new_tokens=max_new_tokens), outside=True)
+        for name, settings in chosen.items()
+        if assists or not name.startswith(ASSISTED)
     ]
+
+
+def _assisted(threshold: float = 0.4, tokens: int = 20, adaptive: bool = False) -> dict[str, Any]:
+    """Where scikit-learn is installed, transformers moves a ``threshold`` above 0 whether or not it is ``adaptive``."""
+    return dict(zip(_OF_ASSISTANTS, (tokens, "constant", threshold), strict=True))
+
+
+def _looked_up(ngram: int = 2, tokens: int = 10) -> dict[str, Any]:
+    return {"prompt_lookup_num_tokens": tokens, "max_matching_ngram_size": ngram}
+
+
+_RULES: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
+    "hf-confidence": (ASSISTED, _assisted),
+    "hf-prompt-lookup": (PROMPT_LOOKUP, _looked_up),
+}

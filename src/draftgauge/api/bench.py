@@ -199,7 +199,7 @@ def _bench(
     arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, policy) for spec, policy in made.items())]
     if request.baselines:
         length_over = fixed_length(compared.over.arm) if compared.over else None
-        arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT)
+        arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT, list(made))
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
     until = None
     if request.seconds is not None:

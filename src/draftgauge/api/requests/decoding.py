@@ -192,7 +192,7 @@ class BenchRequest:
     drafts: DraftSpec = DraftSpec()
     costs: CostSpec = CostSpec()
     over: str | None = option(None, help="the policy to state gains over; the best fixed length if left out.")
-    baselines: bool = option(True, help="also run transformers' generate(), plain and assisted.")
+    baselines: bool = option(True, help="also run transformers' generate(), with hf- rules' values too.")
     rounds: int = option(3, help="how often every prompt is decoded by every policy.")
     seconds: float | None = option(None, help="start no further prompt after this time.")
     datastore: Path | None = option(None, help=EARLIER)
