@@ -23,13 +23,10 @@ def vllm_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[i
         f"vllm:num_requests_running{{{labels}}} 0.0",
     ]
     for name, value in counters.items():
-        lines += [
-            f"# HELP vllm:spec_decode_{name}_total Number of spec decoding tokens.",
-            f"# TYPE vllm:spec_decode_{name}_total counter",
-            f"vllm:spec_decode_{name}_total{{{labels}}} {float(value)}",
-            f"# TYPE vllm:spec_decode_{name}_created gauge",
-            f"vllm:spec_decode_{name}_created{{{labels}}} 1.7637e+09",
-        ]
+        whole = f"vllm:spec_decode_{name}"
+        lines += [f"# HELP {whole}_total Number of spec decoding tokens.", f"# TYPE {whole}_total counter"]
+        lines += [f"{whole}_total{{{labels}}} {float(value)}", f"# TYPE {whole}_created gauge"]
+        lines.append(f"{whole}_created{{{labels}}} 1.7637e+09")
     lines.append("# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter")
     lines += [
         f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{at}"}} {float(count)}'
@@ -40,21 +37,11 @@ def vllm_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[i
 
 def llama_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[int] = ()) -> str:
     """llama.cpp's page, as ``server_task_result_metrics::to_metrics`` writes it."""
-    counters = {
-        "tokens_predicted_total": drafts + accepted,
-        "spec_decode_num_draft_tokens_total": drafted,
-        "spec_decode_num_accepted_tokens_total": accepted,
-        "spec_decode_num_drafts_total": drafts,
-    }
-    lines = [
-        line
-        for name, value in counters.items()
-        for line in (
-            f"# HELP llamacpp:{name} Speculative",
-            f"# TYPE llamacpp:{name} counter",
-            f"llamacpp:{name} {value}",
-        )
-    ]
+    counters = {"tokens_predicted_total": drafts + accepted, "spec_decode_num_draft_tokens_total": drafted}
+    counters |= {"spec_decode_num_accepted_tokens_total": accepted, "spec_decode_num_drafts_total": drafts}
+    lines: list[str] = []
+    for name, value in counters.items():
+        lines += [f"# HELP llamacpp:{name} Speculative", f"# TYPE llamacpp:{name} counter", f"llamacpp:{name} {value}"]
     lines += [
         f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{at}"}} {count}'
         for at, count in enumerate(positions)
@@ -64,11 +51,8 @@ def llama_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[
 
 def sglang_metrics(drafts: int, drafted: int, accepted: int, _: Sequence[int] = ()) -> str:
     """SGLang's page, which shows means."""
-    means = {
-        "generation_tokens_total": drafts + accepted,
-        "spec_accept_length": (drafts + accepted) / drafts,
-        "spec_accept_rate": accepted / drafted,
-    }
+    means = {"generation_tokens_total": drafts + accepted, "spec_accept_length": (drafts + accepted) / drafts}
+    means["spec_accept_rate"] = accepted / drafted
     return "".join(f'sglang:{name}{{model_name="target"}} {value}\n' for name, value in means.items())
 
 

@@ -27,18 +27,8 @@ from transformers import PreTrainedModel
 ATEN = torch.ops.aten
 # Operators that launch nothing: they make views, or memory.
 FREE = {"view", "_unsafe_view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "split"}
-FREE |= {"split_with_sizes", "unbind", "t", "detach", "alias", "as_strided", "_reshape_alias", "narrow", "chunk"}
-FREE |= {
-    "reshape",
-    "lift_fresh",
-    "empty",
-    "new_empty",
-    "empty_like",
-    "empty_strided",
-    "unflatten",
-    "flatten",
-    "diagonal",
-}
+FREE |= {"split_with_sizes", "unbind", "empty", "detach", "alias", "as_strided", "_reshape_alias", "narrow", "chunk"}
+FREE |= {"reshape", "lift_fresh", "t", "new_empty", "empty_like", "empty_strided", "unflatten", "flatten", "diagonal"}
 
 
 @dataclass
@@ -127,20 +117,11 @@ class _Methods(TorchFunctionMode):
     def __init__(self, fake: FakeCuda) -> None:
         super().__init__()
         self._fake = fake
-        self._instead = {
-            Tensor.__getitem__: _get,
-            Tensor.__setitem__: self._set,
-            Tensor.copy_: self._copy,
-            Tensor.contiguous: _contiguous,
-            Tensor.__invert__: ATEN.bitwise_not,
-        }
+        self._instead = {Tensor.__getitem__: _get, Tensor.__setitem__: self._set, Tensor.copy_: self._copy}
+        self._instead |= {Tensor.contiguous: _contiguous, Tensor.__invert__: ATEN.bitwise_not}
         ones: dict[str, Any] = {"item": _ones, "cpu": lambda x: torch.ones(x.shape, dtype=x.dtype)}
-        ones |= {
-            "__int__": lambda x: 1,
-            "__index__": lambda x: 1,
-            "__float__": lambda x: 1.0,
-            "__bool__": lambda x: True,
-        }
+        ones |= {"__int__": lambda x: 1, "__index__": lambda x: 1}
+        ones |= {"__float__": lambda x: 1.0, "__bool__": lambda x: True}
         self._reads = {getattr(Tensor, name): value for name, value in ones.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -15,19 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import MissingLibraryError
 
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k"}
+NAMES |= {"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm"}
+NAMES |= {"self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm"}
+NAMES |= {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 
 # The converter knows tokenizers by a hash of what they make of a test text, which a new vocabulary is never among; its
 # documented way is to register the hash, and that is what this does: the split pattern is that of "qwen2".

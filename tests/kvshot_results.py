@@ -51,21 +51,10 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
     found = {f"{kind}{key}": value.tolist() for kind in ("", "live_") for key, value in both.items()}
     positions, free = np.full((prompts, len(alpha)), drafts), rng.binomial  # agreement at the rates of acceptance
     agreed = [free(drafts, np.clip(value + ease, 0, 1)) for value in alpha]
-    found |= {"positions": positions.tolist(), "agreed": np.stack(agreed, -1).tolist()}
-    found |= {
-        "tasks": [TASKS[n % 2] for n in range(prompts)],
-        "mismatched": 0,
-        "tree_tokens": [90, 80],
-        "tree_steps": [30, 25],
-    }
-    found["latency"] = {
-        "gamma": len(alpha),
-        "draft_ms": 1.0 + cell.variant.layers,
-        "verify_ms": 5.0,
-        "tokens_per_second": 200.0,
-        "plain_tokens_per_second": 100.0,
-        "ratio": 2.0,
-    }
+    found |= {"positions": positions.tolist(), "agreed": np.stack(agreed, -1).tolist(), "mismatched": 0}
+    found |= {"tasks": [TASKS[n % 2] for n in range(prompts)], "tree_tokens": [90, 80], "tree_steps": [30, 25]}
+    timed = {"verify_ms": 5.0, "tokens_per_second": 200.0, "plain_tokens_per_second": 100.0, "ratio": 2.0}
+    found["latency"] = {"gamma": len(alpha), "draft_ms": 1.0 + cell.variant.layers} | timed
     training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
     document = {"identity": cell.digest(), "training": training, "evaluation": found}
     counts = {key: found[key] for key in ("positions", "agreed", "accepted")}

@@ -187,8 +187,5 @@ def law_of_module(module: PreTrainedModel, prompt: list[int], count: int, sampli
 def assert_same_law(law: Law, expected: Law, tolerance: float = 2e-6) -> None:
     """Both give every result the same probability, up to the rounding of float32."""
     for result in law.keys() | expected.keys():
-        assert abs(law.get(result, 0.0) - expected.get(result, 0.0)) < tolerance, (
-            result,
-            law.get(result),
-            expected.get(result),
-        )
+        ours, theirs = law.get(result, 0.0), expected.get(result, 0.0)
+        assert abs(ours - theirs) < tolerance, (result, ours, theirs)

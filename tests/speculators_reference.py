@@ -28,17 +28,9 @@ from transformers import LlamaConfig, Qwen3Config
 
 HIDDEN, VOCABULARY, DRAFTED, TAPS, LENGTH, DEPTHS, BLOCK = 16, 48, 24, [2, 4, 5], 18, 4, 4
 FIRST_ANCHOR = 3  # of the blocks
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 24, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 256}
+SIZES |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 DEEPSPEC = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 Tensors = dict[str, torch.Tensor]

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3Config, PreTrainedModel, PreTrainedTokenizerFast
 
-from draftgauge.models.compression import missing_libraries
+from draftgauge.models.compression import lacks_library
 from draftgauge.models.loading import attention_of
 
-needs_bitsandbytes = pytest.mark.skipif(bool(missing_libraries("int8")), reason="bitsandbytes is not installed")
+needs_bitsandbytes = pytest.mark.skipif(lacks_library("int8"), reason="bitsandbytes is not installed")
 END = "<|endoftext|>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -25,39 +25,22 @@ WINDOW = 8  # of the sliding models: shorter than the texts of the tests
 ATTENTION = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
 
 EXPERTS = {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+SLIDING = {"sliding_window": WINDOW}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3"},
     "qwen2": {"model_type": "qwen2"},
     "llama": {"model_type": "llama"},
-    "llama3-rope": {
-        "model_type": "llama",
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-    },
+    "llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3},
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": None},
     "mistral-sliding": {"model_type": "mistral", "sliding_window": WINDOW},
-    "qwen3-sliding": {
-        "model_type": "qwen3",
-        "use_sliding_window": True,
-        "sliding_window": WINDOW,
-        "max_window_layers": 1,
-    },
+    "qwen3-sliding": {"model_type": "qwen3", "use_sliding_window": True, **SLIDING, "max_window_layers": 1},
     "gemma": {"model_type": "gemma"},
     "gemma2": {"model_type": "gemma2", "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
-    "gemma3": {
-        "model_type": "gemma3_text",
-        "sliding_window": WINDOW,
-        "query_pre_attn_scalar": 16,
-        "sliding_window_pattern": 2,
-    },
+    "gemma3": {"model_type": "gemma3_text", **SLIDING, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
     "qwen2_moe": {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64, **EXPERTS},
     "qwen3_moe": {"model_type": "qwen3_moe", "mlp_only_layers": [0], **EXPERTS},
@@ -78,31 +61,18 @@ def tiny_model(family: str = "qwen3", attention: str = "gqa", seed: int = 0, **o
             setting out.
     """
     heads, key_heads = ATTENTION[attention]
-    settings: dict[str, Any] = {
-        "vocab_size": 96,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "head_dim": 16,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.25,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "tie_word_embeddings": False,
-    }
+    settings: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    settings |= {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": 16}
+    settings |= {"max_position_embeddings": 128, "initializer_range": 0.25}
+    settings |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "tie_word_embeddings": False}
     settings |= FAMILIES.get(family, {"model_type": family}) | overrides
     settings = {name: value for name, value in settings.items() if value is not ...}
     config = CONFIG_MAPPING[settings.pop("model_type")](**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
-        for (
-            name,
-            parameter,
-        ) in model.named_parameters():  # transformers starts norms and biases at one and zero: too kind a test
+        # transformers starts norms and biases at one and zero: too kind a test
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.data += 0.1 * torch.randn(parameter.shape)
             assert not name.endswith("lm_head.bias")

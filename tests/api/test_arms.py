@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms, own_arm, without_failed
+from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, without_failed
 from draftgauge.api.baselines import transformers_arms
 from draftgauge.api.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
 from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import DeviceSpec, PairSpec
+from draftgauge.api.requests import PLAIN, DeviceSpec, PairSpec
 from draftgauge.decoding import DecodingSettings
 from tiny import save_tiny
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,11 +139,7 @@ def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:
     verify = tuple((tuple(max(1.0, 0.25 * b * k) for k in range(1, 4)),) for b in (1, 8))
     draft = tuple(((0.01, 0.02),) for _ in (1, 8))
     batched = BatchCosts((1, 8), (16,), verify, draft, (0.0, 0.0))
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for path in run.iterdir():
-        if path.is_file():
-            (folder / path.name).write_bytes(path.read_bytes())
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
     replace(curve, batched=batched).save(folder / COSTS_NAME)
     rows = [row for row in replay(folder, batches=(1, 8)) if row["best"]]
     assert rows[0]["gamma"] > rows[1]["gamma"] == 0

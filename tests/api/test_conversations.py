@@ -75,10 +75,6 @@ def test_the_template_gets_its_arguments_and_no_others() -> None:
             text(template_args={name: True})
     with pytest.raises(PromptError, match="no chat template to give arguments to"):
         encode_prompt(tiny_tokenizer(), messages, Rendering({"enable_thinking": False}))
-    with pytest.raises(PromptError, match="no chat template: leave out chat"):
-        encode_prompt(tiny_tokenizer(), "hi", Rendering(chat=True))
-    with pytest.raises(PromptError, match="plain text takes no system message"):
-        encode_prompt(tokenizer, "hi", Rendering(system="x", chat=False))
     own = [{"role": "system", "content": "own"}, *messages]
     assert tokenizer.decode(encode_prompt(tokenizer, own, Rendering(system="x"))) == "<s>own<u>hi<a>"
 

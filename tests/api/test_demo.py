@@ -38,21 +38,11 @@ def recorded(inputs: dict[str, Any], out: Path) -> Path:
 def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path: Path) -> None:
     pieces: list[str] = []
     told: list[str] = []
-    rows = demo(
-        tmp_path / "demo",
-        compression=("uncompressed", "bf16"),
-        target=str(inputs["target"]),
-        draft=str(inputs["draft"]),
-        prompts=inputs["prompts"],
-        per_task=1,
-        max_new_tokens=10,
-        gamma_max=4,
-        rounds=1,
-        cost_seconds=0,
-        seconds=3600,  # however slow the machine, nothing is cut short
-        on_text=lambda piece, origin: pieces.append(piece),
-        on_rows=lambda name, found: told.append(name),
-    )
+    asked: dict[str, Any] = {"compression": ("uncompressed", "bf16"), "per_task": 1, "max_new_tokens": 10}
+    asked |= {"gamma_max": 4, "rounds": 1, "cost_seconds": 0}
+    asked |= {"seconds": 3600}  # however slow the machine, nothing is cut short
+    asked |= {"on_text": lambda piece, origin: pieces.append(piece), "on_rows": lambda name, found: told.append(name)}
+    rows = demo(tmp_path / "demo", **inputs, **asked)
     assert told == ["first", "verdict", "uncompressed", "verdict", "bf16"]
     assert "".join(pieces)
     assert (tmp_path / "demo" / "report.html").read_text().lower().startswith("<!doctype html>")

@@ -60,12 +60,8 @@ def test_help_shows_every_setting_and_values_as_they_are_typed(verb: str) -> Non
 )
 def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]) -> None:
     source = str(Path(package.__file__).parents[1])
-    ended = subprocess.run(
-        [sys.executable, "-c", f"import sys; {program}; sys.exit(bool({without!r} & set(sys.modules)))"],
-        env={"PYTHONPATH": source},
-        capture_output=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", f"import sys; {program}; sys.exit(bool({without!r} & set(sys.modules)))"]
+    ended = subprocess.run(command, env={"PYTHONPATH": source}, capture_output=True, check=False)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -31,14 +31,8 @@ class Run:
     fallback: Optimiser | None = None
 
 
-VALUES = {
-    "steps": 10,
-    "out": "runs/a",
-    "gammas": [3, 5],
-    "resume": True,
-    "limit": 7,
-    "optimiser": {"name": "sgd", "rate": 1},
-}
+VALUES = {"steps": 10, "out": "runs/a", "gammas": [3, 5], "resume": True, "limit": 7}
+VALUES |= {"optimiser": {"name": "sgd", "rate": 1}}
 
 
 def test_a_mapping_fills_a_nested_dataclass() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,10 +71,7 @@ def make(spec: str, batch: int) -> BatchPolicy:
 
 
 def decode(
-    models: tuple[StaticModel, StaticModel],
-    policy: BatchPolicy,
-    plan: BatchPlan,
-    prompts: Sequence[list[int]] = PROMPTS,
+    models: tuple[StaticModel, StaticModel], policy: BatchPolicy, plan: BatchPlan, prompts: list[list[int]] = PROMPTS
 ) -> BatchRun:
     target, draft = (StaticRows(model, plan.batch, CAPACITY) for model in models)
     return batched_decode(target, draft, policy, prompts, SETTINGS, plan)

@@ -31,12 +31,9 @@ GAMMA_MAX = 6
 PROMPT = Prompt(3, "three", "code", "test", "some text")
 
 
-def related_pair(
-    family: str = "qwen3", engine: str = "auto", noise: float = 0.15, **overrides
-) -> tuple[CachedModel, CachedModel]:
+def related_pair(family: str = "qwen3", engine: str = "auto", noise: float = 0.15) -> tuple[CachedModel, CachedModel]:
     """A target and a draft that agrees with it now and then: the target's weights with noise."""
-    target, draft = tiny_model(family, **overrides), tiny_model(family, **overrides)
-    return wrap(target, engine), wrap(noisy(draft, noise), engine)
+    return wrap(tiny_model(family), engine), wrap(noisy(tiny_model(family), noise), engine)
 
 
 def greedy(
@@ -46,12 +43,10 @@ def greedy(
 
 
 def record(
-    target: CachedModel, drafter: Drafter, prompt: list[int], count: int = 40, gamma_max: int = GAMMA_MAX, **options
+    target: CachedModel, drafter: Drafter, prompt: list[int], count: int = 40, gamma_max: int = GAMMA_MAX, **ends
 ) -> PromptRecord:
-    end_tokens = options.pop("end_tokens", frozenset())
-    settings = DecodingSettings(count, end_tokens=end_tokens)
-    plan = RecordingPlan(settings, gamma_max)
-    made = record_prompt(target, drafter, PROMPT, prompt, plan, **options)
+    plan = RecordingPlan(DecodingSettings(count, **ends), gamma_max)
+    made = record_prompt(target, drafter, PROMPT, prompt, plan)
     made.validate()
     return made
 
@@ -171,11 +166,8 @@ def test_replay_is_live_step_by_step(kind: str, ends: bool) -> None:
     target, draft = related_pair()
     prompt = [9, 4, 9, 4, *tokens(7, seed=8).tolist()]
     end_tokens = frozenset({greedy(target, prompt)[33]} if ends else ())
-    drafter = (
-        LanguageModelDrafter(draft, end_tokens)
-        if kind == "language_model"
-        else PromptLookupDrafter(end_tokens=end_tokens)
-    )
+    looked_up = PromptLookupDrafter(end_tokens=end_tokens)
+    drafter = LanguageModelDrafter(draft, end_tokens) if kind == "language_model" else looked_up
     trace = make_trace([record(target, drafter, prompt, end_tokens=end_tokens)], max_new_tokens=40)
     settings = DecodingSettings(40, end_tokens=end_tokens)
     for gamma in range(GAMMA_MAX + 1):

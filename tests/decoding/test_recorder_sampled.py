@@ -58,14 +58,8 @@ class Pair:
         return LanguageModelDrafter(self.draft, self.settings.end_tokens, self.settings.sampling, generator)
 
     def record(self, gamma_max: int, generator: torch.Generator = UNUSED) -> PromptRecord:
-        return record_prompt(
-            self.target,
-            self.drafter(generator),
-            SOURCE,
-            self.prompt,
-            RecordingPlan(self.settings, gamma_max),
-            generator,
-        )
+        plan = RecordingPlan(self.settings, gamma_max)
+        return record_prompt(self.target, self.drafter(generator), SOURCE, self.prompt, plan, generator)
 
     def replay(self, policies: Sequence[Policy], gamma_max: int) -> tuple[tuple[int, ...], Figures]:
         record = self.record(gamma_max)
@@ -77,11 +71,8 @@ class Pair:
 
     def live(self, policy: Policy, generator: torch.Generator = UNUSED) -> tuple[tuple[int, ...], Figures]:
         out = speculative_decode(self.target, self.drafter(generator), policy, self.prompt, self.settings, generator)
-        return tuple(out.tokens), (
-            len(out.steps),
-            sum(s.drafted for s in out.steps),
-            sum(s.accepted for s in out.steps),
-        )
+        figures = len(out.steps), sum(s.drafted for s in out.steps), sum(s.accepted for s in out.steps)
+        return tuple(out.tokens), figures
 
 
 def by_output(

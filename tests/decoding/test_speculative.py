@@ -153,14 +153,8 @@ class Oblivious:
 def test_an_end_token_inside_a_draft_drops_the_rest():
     request = DecodingSettings(20, end_tokens=frozenset({4}))
     seen = []
-    result = speculative_decode(
-        MarkovModel.counting(VOCABULARY),
-        Oblivious(),
-        FixedLength(6),
-        [0],
-        request,
-        on_commit=lambda t, o: seen.append((t, o)),
-    )
+    target, six = MarkovModel.counting(VOCABULARY), FixedLength(6)
+    result = speculative_decode(target, Oblivious(), six, [0], request, on_commit=lambda *of: seen.append(of))
     assert result.tokens == [1, 2, 3, 4]
     assert result.finish == "stop"
     assert result.origins == ["accepted"] * 4

@@ -22,7 +22,6 @@ from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.models.lean import LeanModel
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.rows import StaticRows
 from draftgauge.policies.batch import make_batch_policy
@@ -119,16 +118,11 @@ def test_outputs_of_a_batch_are_those_of_plain_decoding(policy: str, prompts: li
     pair = pair_of("static")
     settings, queue = DecodingSettings(24, end_tokens=pair.end_tokens), prompts * 3
     room = max(map(len, prompts)) + settings.max_new_tokens
-    rows = [_rows(model, room) for model in (pair.target, pair.draft)]
+    rows = [StaticRows(model, 3, room) for model in (pair.target, pair.draft)]
     chosen = make_batch_policy(policy, 3, GAMMA_MAX, COSTS)
     run = batched_decode(*rows, chosen, queue, settings, BatchPlan(3, GAMMA_MAX))
     expected = {tuple(prompt): plain_decode(pair.target, prompt, settings).tokens for prompt in prompts}
     assert [output.tokens for output in run.outputs] == [expected[tuple(prompt)] for prompt in queue]
-
-
-def _rows(model: Any, room: int) -> StaticRows:
-    assert isinstance(model, LeanModel)
-    return StaticRows(model, 3, room)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -144,17 +138,9 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[:: 16 if WHOLE else 64]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     run = tmp_path / "run"
-    dg.profile(
-        target="reference",
-        draft="reference",
-        compression="fp32",
-        out=run,
-        prompts=tmp_path / "prompts.jsonl",
-        max_new_tokens=24,
-        gamma_max=4,
-        cost_seconds=0.5,
-        device=DEVICE,
-    )
+    asked: dict[str, Any] = {"target": "reference", "draft": "reference", "compression": "fp32", "max_new_tokens": 24}
+    asked |= {"prompts": tmp_path / "prompts.jsonl", "gamma_max": 4, "cost_seconds": 0.5, "device": DEVICE}
+    dg.profile(out=run, **asked)
     manifest = Manifest.load(run)
     assert manifest.device.startswith(DEVICE)
     assert all(row["tokens_per_second"] > 0 for row in dg.replay(run, ["fixed", "stopping"]))

@@ -19,13 +19,8 @@ Node = tuple[tuple[int, ...], float]
 
 def begun(net: ReuseNet, model: CachedModel, text: list[int]) -> tuple[torch.Tensor, ChainState]:
     """The chain after a text, and the logits of its first drafted token."""
-    features = batch_features(model.module, torch.tensor([text]), net.config.tap_plan)
-    end = len(text) - 1
-    parts = (
-        None if features.hidden is None else features.hidden[0, :end],
-        None if features.keys is None else features.keys[0, :, :, :end],
-        None if features.values is None else features.values[0, :, :, :end],
-    )
+    seen = batch_features(model.module, torch.tensor([text]), net.config.tap_plan).until(len(text) - 1)
+    parts = [None if part is None else part[0] for part in (seen.hidden, seen.keys, seen.values)]
     return drafting.take_in(net, drafting.begin(net), torch.tensor(text[1:]), *parts)
 
 

@@ -103,9 +103,8 @@ def test_seeds() -> None:
         if not torch.equal(weight, different):
             changed.add(name)
         if name in hidden:
-            assert torch.equal(weight, hidden[name]), (
-                name
-            )  # designs differ in what they reuse, not in what they start from
+            # Designs differ in what they reuse, not in what they start from.
+            assert torch.equal(weight, hidden[name]), name
     assert changed == {name for name, weight in one.named_parameters() if weight.ndim == 2} - {"head.weight"}
     assert torch.equal(one.head.weight, target.lm_head.weight)
 
@@ -125,13 +124,8 @@ def test_warm_start(design: str) -> None:
         assert torch.equal(weight, theirs[name] if name in copied else fresh[name]), name
     missing = set(theirs) - set(copied)
     assert missing == (set() if design == "hybrid" else {name for name in theirs if "self_attention" in name})
-    assert {
-        "fuse.weight",
-        "head.weight",
-        "norm.weight",
-        "blocks.0.mlp.down.weight",
-        "blocks.0.token_norm.weight",
-    } <= set(copied)
+    shared = {"fuse.weight", "head.weight", "norm.weight", "blocks.0.mlp.down.weight", "blocks.0.token_norm.weight"}
+    assert shared <= set(copied)
 
 
 def test_a_warm_start_of_another_kind_changes_nothing() -> None:
@@ -168,13 +162,9 @@ def test_a_warm_start_of_another_kind_changes_nothing() -> None:
 )
 def test_draft_tokens_that_do_not_fit(kept: list[int] | None, message: str) -> None:
     target = tiny_model(num_hidden_layers=4)
+    config = reuse_config(target.config, "control", draft_vocabulary=2)
     with pytest.raises(ModelError, match=message):
-        new_net(
-            reuse_config(target.config, "control", draft_vocabulary=2),
-            target,
-            0,
-            None if kept is None else torch.tensor(kept),
-        )
+        new_net(config, target, 0, None if kept is None else torch.tensor(kept))
     with pytest.raises(ModelError, match="no draft vocabulary"):
         new_net(reuse_config(target.config, "control"), target, 0, torch.tensor([1, 2]))
 

@@ -21,6 +21,7 @@ from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll
+from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import attach_taps, batch_features
@@ -33,14 +34,10 @@ from tiny import tiny_model, tokens
 
 SMALL_VOCABULARY = 8  # so small that drafts of a random network are accepted in part
 VARIANTS = [(design, 1, "project-rope") for design in DESIGNS]
-VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]] + [
-    ("kv", 3, "project-rope"),
-    ("control", 2, "project-rope"),
-]
+VARIANTS += [("kv", 1, injection) for injection in INJECTIONS[:2]]
+VARIANTS += [("kv", 3, "project-rope"), ("control", 2, "project-rope")]
 BLOCK = 6  # tokens that a block-wise drafter proposes at once
-BLOCKWISE = [
-    (f"block-{name}", layers, "project-rope") for name, layers in (("hidden", 1), ("hybrid", 1), ("control", 2))
-]
+BLOCKWISE = [(f"block-{name}", n, "project-rope") for name, n in (("hidden", 1), ("hybrid", 1), ("control", 2))]
 BLOCKWISE += [("block-kv", 2, "concat"), ("block-markov-hybrid", 1, "project-rope")]
 VARIANTS += BLOCKWISE
 ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
@@ -79,7 +76,9 @@ def build_net(
 
 
 def build_drafter(target: CachedModel, net: ReuseNet, **options: Any) -> ReuseDrafter:
-    return new_drafter(net, target, attach_taps(target, net.config.tap_plan), **options)
+    return new_drafter(
+        net, target, attach_taps(target, net.config.tap_plan), Drafting(**{"end_tokens": frozenset()} | options)
+    )
 
 
 @pytest.mark.parametrize(("variant", "engine"), PAIRS)

@@ -30,20 +30,12 @@ from tiny import tiny_model, tokens
 
 DEPTHS = 4
 KEPT = torch.tensor([1, 4, 7, 30])
-LAYER_NAMES = {
-    "midlayer.input_layernorm.weight": (64,),
-    "midlayer.hidden_norm.weight": (64,),
-    "midlayer.self_attn.q_proj.weight": (64, 128),
-    "midlayer.self_attn.k_proj.weight": (32, 128),
-    "midlayer.self_attn.v_proj.weight": (32, 128),
-    "midlayer.self_attn.o_proj.weight": (64, 64),
-    "midlayer.post_attention_layernorm.weight": (64,),
-    "midlayer.mlp.gate_proj.weight": (96, 64),
-    "midlayer.mlp.up_proj.weight": (96, 64),
-    "midlayer.mlp.down_proj.weight": (64, 96),
-    "fc.weight": (64, 192),
-    "norm.weight": (64,),
-}
+LAYER_NAMES = {"midlayer.input_layernorm.weight": (64,), "midlayer.hidden_norm.weight": (64,)}
+LAYER_NAMES |= {"midlayer.self_attn.q_proj.weight": (64, 128), "midlayer.self_attn.k_proj.weight": (32, 128)}
+LAYER_NAMES |= {"midlayer.self_attn.v_proj.weight": (32, 128), "midlayer.self_attn.o_proj.weight": (64, 64)}
+LAYER_NAMES |= {"midlayer.post_attention_layernorm.weight": (64,), "midlayer.mlp.gate_proj.weight": (96, 64)}
+LAYER_NAMES |= {"midlayer.mlp.up_proj.weight": (96, 64), "midlayer.mlp.down_proj.weight": (64, 96)}
+LAYER_NAMES |= {"fc.weight": (64, 192), "norm.weight": (64,)}
 
 
 @pytest.fixture(scope="module")

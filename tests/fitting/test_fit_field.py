@@ -11,8 +11,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.speckv import fit_speckv
 from draftgauge.policies import Signal, Step, make_policy
-from draftgauge.policies.bundled import bundled_policy
-from draftgauge.policies.fitted import FittedPolicy, fitted_policy, load_fitted, save_fitted
+from draftgauge.policies.fitted import FittedPolicy, bundled_policy, fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.speckv import Network, SpecKV
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace

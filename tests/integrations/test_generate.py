@@ -24,7 +24,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import draftgauge
 from draftgauge.integrations import generate_pair
-from draftgauge.policies import bundled
+from draftgauge.policies import fitted
 from draftgauge.traces.costs import CostCurve
 from generating import VOCABULARY, Falling, draft_of, plain_and_speculative, prompt, target_of
 from reuse_nets import saved_drafter
@@ -49,12 +49,12 @@ def test_greedy_tokens_are_those_of_generate(family: str, engine: str) -> None:
             assert [step.accepted for step in speculation.generations[0].steps] == [3, 3, 3]
 
 
-SPECKV = str(Path(bundled.__file__).parent / "bundled" / "speckv.json")
+SPECKV = str(Path(fitted.__file__).parent / "bundled" / "speckv.json")
 
 
 @pytest.mark.parametrize("policy", ["no-draft", "fixed:1", "hf-confidence:threshold=0.4", "hf-heuristic", SPECKV])
 def test_every_policy_gives_the_same_tokens(target: PreTrainedModel, draft: PreTrainedModel, policy: str) -> None:
-    longest = bundled.bundled_policy("speckv").gamma_max
+    longest = fitted.bundled_policy("speckv").gamma_max
     speculation = draftgauge.speculative(draft, policy, gamma_max=longest)
     assert torch.equal(*plain_and_speculative(target, speculation, inputs=prompt(), max_new_tokens=20))
 
@@ -125,13 +125,8 @@ def test_rows_of_a_padded_batch_have_their_own_accepted_lengths(
     assert speculative[1, -1] == 0
 
     # What depends on the padding and on the number of a row is asked of the batch.
-    plain, speculative = plain_and_speculative(
-        target,
-        speculation,
-        **arguments,
-        repetition_penalty=1.7,
-        prefix_allowed_tokens_fn=lambda row, text: [1, 2, 3, 4 + row],
-    )
+    arguments |= {"repetition_penalty": 1.7, "prefix_allowed_tokens_fn": lambda row, text: [1, 2, 3, 4 + row]}
+    plain, speculative = plain_and_speculative(target, speculation, **arguments)
     assert torch.equal(speculative, plain)
     assert [set(output.tolist()) <= {1, 2, 3, 4 + row} for row, output in enumerate(speculative[:, 12:])] == [True] * 3
 

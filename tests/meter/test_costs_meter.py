@@ -83,14 +83,8 @@ def test_the_time_is_kept_where_a_step_takes_half_a_second(
     target, draft = slow(pair[0], clock, 0.5, 0.01), slow(pair[1], clock, 0.1, 0.001)
     told: list[int] = []
     contexts = (40, 90, 120)
-    curve = measure(
-        target,
-        LanguageModelDrafter(draft),
-        contexts,
-        gamma_max=16,
-        seconds=seconds,
-        progress=lambda done, total: told.append(done),
-    )
+    asked = {"gamma_max": 16, "seconds": seconds, "progress": lambda done, total: told.append(done)}
+    curve = measure(target, LanguageModelDrafter(draft), contexts, **asked)
     assert curve.measured is not None
     assert 0.5 * seconds < curve.measured.seconds == clock.now <= seconds
     for row, verify in zip(curve.draft, curve.verify, strict=True):

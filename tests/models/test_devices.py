@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftgauge.api.pair import labelled, load_pair
-from draftgauge.api.requests import DeviceSpec, LoadSpec, PairSpec
+from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.models import device, loading
 from draftgauge.models.compression import label_of, method_of
@@ -62,13 +62,12 @@ def test_a_device_map_loads_and_contradictions_are_refused(folder: Path) -> None
 
 
 def test_the_draft_has_a_device_of_its_own(folder: Path) -> None:
-    spec = PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu"))
-    assert load_pair(spec).draft.spec.device == torch.device("cpu")
-    elsewhere = PairSpec(
-        target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu"), loading=LoadSpec(draft_device="auto")
-    )
+    assert load_pair(folder, folder, device="cpu").draft.spec.device == torch.device("cpu")
     with pytest.raises(DraftgaugeError, match="no device 'auto'"):
-        load_pair(elsewhere)
+        load_pair(folder, folder, device="cpu", draft_device="auto")
+
+
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 
 @pytest.mark.parametrize(
@@ -78,16 +77,7 @@ def test_the_draft_has_a_device_of_its_own(folder: Path) -> None:
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bnb-int8"),
-        (
-            {
-                "quantization_config": {
-                    "quant_method": "bitsandbytes",
-                    "load_in_4bit": True,
-                    "bnb_4bit_quant_type": "nf4",
-                }
-            },
-            "bnb-nf4",
-        ),
+        ({"quantization_config": NF4}, "bnb-nf4"),
     ],
 )
 def test_the_method_of_a_checkpoint(config: dict, method: str | None) -> None:

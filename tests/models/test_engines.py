@@ -23,13 +23,8 @@ ENGINES = [(engine, family) for engine in ("lean", "static") for family in LEAN]
 ENGINES += [("modules", family) for family in FAMILIES]
 # with every kind of attention
 MAIN = [("lean", "qwen3"), ("lean-packed", "llama-biases"), ("static", "qwen3"), ("static-packed", "llama-biases")]
-MAIN += [
-    ("lean", "mistral-sliding"),
-    ("static", "qwen3-sliding"),
-    ("modules", "mistral-sliding"),
-    ("modules", "gemma2"),
-]
-MAIN += [("lean", "gemma2"), ("static", "gemma3")]
+MAIN += [("lean", "mistral-sliding"), ("static", "qwen3-sliding"), ("modules", "mistral-sliding")]
+MAIN += [("modules", "gemma2"), ("lean", "gemma2"), ("static", "gemma3")]
 ATTENTION_KINDS = [(*pair, "gqa") for pair in ENGINES] + [
     (*pair, kind) for pair in MAIN for kind in ATTENTION if kind != "gqa"
 ]
@@ -215,27 +210,19 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
     assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+BY_KIND = {"full_attention": dict(DYNAMIC), "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
         ({"family": "cohere"}, "CohereForCausalLM is not one of"),
         ({"family": "gemma2", "hidden_activation": "relu"}, "activation is relu"),
         ({"family": "gemma2", "use_bidirectional_attention": True}, "see those behind them"),
-        (
-            {
-                "family": "gemma3",
-                "rope_parameters": {
-                    "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                },
-            },
-            r"rotary embeddings \(dynamic\) depend on the length",
-        ),
+        ({"family": "gemma3", "rope_parameters": BY_KIND}, r"rotary embeddings \(dynamic\) depend on the length"),
         ({"hidden_act": "gelu"}, "activation is gelu"),
-        (
-            {"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "depend on the length",
-        ),
+        ({"family": "llama", "rope_parameters": DYNAMIC}, "depend on the length"),
     ],
 )
 def test_the_lean_engine_says_why_it_refuses(overrides: dict, reason: str) -> None:

@@ -32,6 +32,7 @@ SETTINGS = DecodingSettings(6)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MULTIMODAL = "gemma3, multimodal"
+MPT = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}
 
 # Of a family: its model_type if it is another one, and its configuration.
 MORE: dict[str, dict[str, Any]] = {
@@ -42,14 +43,7 @@ MORE: dict[str, dict[str, Any]] = {
     "gpt_neox": {"attention": "mha"},
     "opt": {"attention": "mha", "ffn_dim": 128, "word_embed_proj_dim": 64},
     "bloom (ALiBi)": {"model_type": "bloom", "attention": "mha", "intermediate_size": None},
-    "mpt (ALiBi)": {
-        "model_type": "mpt",
-        "attention": "mha",
-        "d_model": 64,
-        "n_heads": 4,
-        "n_layers": 2,
-        "max_seq_len": 128,
-    },
+    "mpt (ALiBi)": {"model_type": "mpt", "attention": "mha", **MPT},
     "falcon": {"attention": "mha", "head_dim": ...},
     "falcon (ALiBi)": {"model_type": "falcon", "attention": "mha", "head_dim": ..., "alibi": True},
     "stablelm": {},

@@ -15,7 +15,6 @@ import torch
 
 from command_line import rows_of, succeeds
 from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import LoadSpec, PairSpec
 from draftgauge.core.errors import ModelError
 from draftgauge.core.prompts import Prompt, read_prompts
 from draftgauge.decoding.plain import plain_decode
@@ -141,14 +140,8 @@ def test_dense_drafts_are_those_of_the_lean_engine(files: dict[str, Path], promp
 def test_speculation_is_lossless_and_accepts_as_the_lean_engine_does(
     files: dict[str, Path], prompts: list[list[int]], policy: str
 ) -> None:
-    gguf = load_pair(
-        PairSpec(
-            target=str(files["target"]),
-            draft=str(files["draft"]),
-            loading=LoadSpec(tokenizer=str(reference_path("target"))),
-        )
-    )
-    lean = load_pair(PairSpec(target="reference"))
+    gguf = load_pair(files["target"], files["draft"], tokenizer=str(reference_path("target")))
+    lean = load_pair("reference")
     assert gguf.end_tokens == lean.end_tokens
     settings = DecodingSettings(max_new_tokens=24, end_tokens=lean.end_tokens)
     costs = LinearCosts(gamma_max=16)
@@ -169,11 +162,7 @@ def test_quantised_files_decode_losslessly(files: dict[str, Path], prompts: list
 
     quantise(files["target"], small)
     assert small.stat().st_size < 0.4 * files["target"].stat().st_size
-    pair = load_pair(
-        PairSpec(
-            target=str(small), draft=str(files["draft"]), loading=LoadSpec(tokenizer=str(reference_path("target")))
-        )
-    )
+    pair = load_pair(small, files["draft"], tokenizer=str(reference_path("target")))
     settings = DecodingSettings(max_new_tokens=32, end_tokens=pair.end_tokens)
     for tokens in prompts[:2]:
         speculated = speculative_decode(pair.target, pair.drafter(), make_policy("fixed:3", 16), tokens, settings)
@@ -196,7 +185,7 @@ def test_the_files_own_tokenizer(files: dict[str, Path]) -> None:
 def test_a_file_of_another_tokenizer_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="another vocabulary than the tokenizer"):
-        load_pair(PairSpec(target=str(files["target"]), loading=LoadSpec(tokenizer=str(tmp_path))))
+        load_pair(files["target"], tokenizer=str(tmp_path))
     with pytest.raises(ModelError, match="to the draft"):
         check_gguf_vocabulary(tiny_tokenizer(), files["draft"], "draft")
 

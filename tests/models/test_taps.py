@@ -37,9 +37,8 @@ def one_pass(model: PreTrainedModel, text: Tensor, plan: TapPlan) -> tuple[Tenso
         states = model(
             text[None], use_cache=True, output_hidden_states=True, **cache_argument(model, cache)
         ).hidden_states
-    assert all(
-        layer < LAYERS - 1 for layer in plan.hidden_layers
-    )  # of the last one, transformers gives the normed states
+    # Of the last one, transformers gives the normed states.
+    assert all(layer < LAYERS - 1 for layer in plan.hidden_layers)
     kept = [cache.layers[layer] for layer in plan.kv_layers]
     return (
         torch.stack([states[layer + 1][0] for layer in plan.hidden_layers], 1),
@@ -130,12 +129,9 @@ def test_taps_do_not_change_the_logits(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_a_long_prompt_grows_the_store_and_goes_in_pieces(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in (
-        (lean, "FIRST_CAPACITY", 16),
-        (hidden, "FIRST_CAPACITY", 16),
-        (lean, "PREFILL_CHUNK", 10),
-    ):
-        monkeypatch.setattr(module, name, value)
+    for module in (lean, hidden):
+        monkeypatch.setattr(module, "FIRST_CAPACITY", 16)
+    monkeypatch.setattr(lean, "PREFILL_CHUNK", 10)
     model, text, plan = target("qwen3"), tokens(70), TapPlan((0, 2), (3,))
     cached = wrap(model, engine)
     taps = attach_taps(cached, plan)
@@ -147,15 +143,8 @@ def test_a_long_prompt_grows_the_store_and_goes_in_pieces(engine: str, monkeypat
 def test_default_layers_are_low_middle_and_high() -> None:
     assert default_taps(36) == (2, 18, 33)
     assert default_taps(8) == (2, 4, 5)
-    assert [default_taps(count) for count in range(1, 8)] == [
-        (0,),
-        (0, 1),
-        (0, 1, 2),
-        (0, 2, 3),
-        (0, 2, 4),
-        (1, 3, 5),
-        (2, 3, 4),
-    ]
+    few = [(0,), (0, 1), (0, 1, 2), (0, 2, 3), (0, 2, 4), (1, 3, 5), (2, 3, 4)]
+    assert [default_taps(count) for count in range(1, 8)] == few
 
 
 def test_keys_come_from_full_attention_layers_unless_told_otherwise() -> None:

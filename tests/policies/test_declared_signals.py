@@ -26,21 +26,12 @@ from tiny import tiny_model, tokens
 GAMMA_MAX = 8
 PROMPT = tokens(11, seed=1).tolist()
 SETTINGS = DecodingSettings(30)
-SIGNAL_OF = {
-    "confidence": SignalName.CONFIDENCE,
-    "entropy": SignalName.ENTROPY,
-    "margin": SignalName.MARGIN,
-    "token": SignalName.TEXT,
-    "tokens": SignalName.TEXT,
-    "prompt_tokens": SignalName.TEXT,
-    "target_entropy": SignalName.TARGET_ENTROPY,
-}
-"""By the names of fields of signals, steps and their arrays."""
-SPECS = (
-    *("fixed:3" if name == "fixed" else name for name in POLICIES),
-    "hf-confidence:adaptive=true",
-    "vllm:warm_up=0",
-)
+# By the names of fields of signals, steps and their arrays.
+SIGNAL_OF = {"confidence": SignalName.CONFIDENCE, "entropy": SignalName.ENTROPY, "margin": SignalName.MARGIN}
+SIGNAL_OF |= dict.fromkeys(("token", "tokens", "prompt_tokens"), SignalName.TEXT)
+SIGNAL_OF["target_entropy"] = SignalName.TARGET_ENTROPY
+SPECS = tuple("fixed:3" if name == "fixed" else name for name in POLICIES)
+SPECS += ("hf-confidence:adaptive=true", "vllm:warm_up=0")
 
 
 @dataclass

@@ -19,6 +19,10 @@ from tiny import noisy, tiny_model, tokens
 GAMMA_MAX = 8
 PROMPTS = [tokens(11, seed=1).tolist(), tokens(9, seed=4).tolist()]
 SETTINGS = DecodingSettings(40)
+SPECS = ("hf-heuristic:start=3", "hf-confidence:threshold=0.3,adaptive=true", "cumulative-confidence:threshold=0.3")
+SPECS += ("stopping", "svip:scale=0.05,threshold=0.35", "speckv", "sglang-adaptive:warm_up=2,every=1")
+SPECS += ("vllm:refit=60,warm_up=0", "vllm:refit=5,warm_up=1", "lookup:least=1,tokens=4", "lookup:least=2")
+SPECS += ("hf-prompt-lookup", "lookup-else-stopping", "two-source")
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +37,7 @@ def trace(pair: tuple[CachedModel, CachedModel]) -> Trace:
     return recorded_trace(target, LanguageModelDrafter(draft), PROMPTS, SETTINGS, GAMMA_MAX)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "hf-heuristic:start=3",
-        "hf-confidence:threshold=0.3,adaptive=true",
-        "cumulative-confidence:threshold=0.3",
-        "stopping",
-        "svip:scale=0.05,threshold=0.35",
-        "speckv",
-        "sglang-adaptive:warm_up=2,every=1",
-        "vllm:refit=60,warm_up=0",
-        "vllm:refit=5,warm_up=1",
-        "lookup:least=1,tokens=4",
-        "lookup:least=2",
-        "hf-prompt-lookup",
-        "lookup-else-stopping",
-        "two-source",
-    ],
-)
+@pytest.mark.parametrize("spec", SPECS)
 def test_replay_is_live_step_by_step_over_several_prompts(
     spec: str, pair: tuple[CachedModel, CachedModel], trace: Trace
 ) -> None:

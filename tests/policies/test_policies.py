@@ -16,23 +16,10 @@ from linear_costs import LinearCosts
 
 GAMMA_MAX = 5
 COSTS = LinearCosts()
-SPECS = (
-    "no-draft",
-    "fixed:3",
-    "hf-heuristic",
-    "hf-heuristic:start=3,persistent=false",
-    "hf-confidence",
-    "hf-confidence:0.7,tokens=3",
-    "hf-confidence:adaptive=true",
-    "cumulative-confidence:threshold=0.3",
-    "svip",
-    "svip:threshold=0.5,scale=0.2,tokens=4",
-    "speckv",
-    "speckv:compression=nf4",
-    "sglang-adaptive:warm_up=1,every=1",
-    "vllm:refit=2,warm_up=1",
-    "stopping",
-)
+SPECS = ("no-draft", "fixed:3", "hf-heuristic", "hf-heuristic:start=3,persistent=false", "hf-confidence")
+SPECS += ("hf-confidence:0.7,tokens=3", "hf-confidence:adaptive=true", "cumulative-confidence:threshold=0.3", "svip")
+SPECS += ("svip:threshold=0.5,scale=0.2,tokens=4", "speckv", "speckv:compression=nf4")
+SPECS += ("sglang-adaptive:warm_up=1,every=1", "vllm:refit=2,warm_up=1", "stopping")
 examples = settings(max_examples=50, deadline=None)
 STATELESS = tuple(spec for spec in SPECS if isinstance(make_policy(spec, GAMMA_MAX, COSTS), StatelessPolicy))
 

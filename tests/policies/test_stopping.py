@@ -17,8 +17,15 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Signal
-from draftgauge.policies.bundled import bundled_policy
-from draftgauge.policies.fitted import FILE, FittedPolicy, fitted_policy, load_fitted, policy_of_file, save_fitted
+from draftgauge.policies.fitted import (
+    FILE,
+    FittedPolicy,
+    bundled_policy,
+    fitted_policy,
+    load_fitted,
+    policy_of_file,
+    save_fitted,
+)
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
 from linear_costs import LinearCosts

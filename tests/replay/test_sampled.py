@@ -82,11 +82,8 @@ def test_rows_of_a_draw_are_those_of_a_greedy_trace(trace: Trace) -> None:
         accepted, count = int(walk.accepted[row]), int(walk.drafted[row])
         assert walk.draft_token[row, :accepted].tolist() == trace.token[row : row + accepted].tolist()
         if accepted < count:
-            assert (
-                walk.draft_token[row, accepted]
-                == trace.sampled.draft_token[row + accepted, 0]
-                != trace.token[row + accepted]
-            )
+            refused = trace.sampled.draft_token[row + accepted, 0]
+            assert walk.draft_token[row, accepted] == refused != trace.token[row + accepted]
         assert_allclose(
             walk.confidence[row, : min(accepted + 1, count)],
             trace.sampled.confidence[row : row + accepted + 1, 0][:count],

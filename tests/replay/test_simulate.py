@@ -184,10 +184,8 @@ def test_decisions_of_the_heuristic_by_hand() -> None:
 def test_a_step_does_not_know_that_the_output_stops_early() -> None:
     trace = replace(hand_made_trace([0, 3, 2, 1], finish="stop"), max_new_tokens=50)
     outcome = replay(trace, FixedLength(4))
-    assert steps_of(outcome, 0) == [
-        (0, 4, 0, 1),
-        (1, 4, 3, 3),
-    ]  # the end token was drafted: no token of the target's own
+    # The end token was drafted: no token of the target's own.
+    assert steps_of(outcome, 0) == [(0, 4, 0, 1), (1, 4, 3, 3)]
 
 
 def test_modelled_seconds_follow_length_and_context() -> None:

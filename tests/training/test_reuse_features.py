@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse import features as module
@@ -131,6 +132,6 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
 def test_a_cache_of_another_compression_is_refused(tmp_path: Path) -> None:
     make_cache(tmp_path / "cache", tiny_model(num_hidden_layers=4), conversations(), identity())
     with pytest.raises(DraftgaugeError, match="other compression"):
-        check_cache_folder(tmp_path / "cache", identity(compression="int8").mapping())
+        check_cache_folder(tmp_path / "cache", to_mapping(identity(compression="int8")))
     make_cache(tmp_path / "earlier", tiny_model(num_hidden_layers=4), conversations(), identity(compression="none"))
-    assert check_cache_folder(tmp_path / "earlier", identity().mapping())
+    assert check_cache_folder(tmp_path / "earlier", to_mapping(identity()))

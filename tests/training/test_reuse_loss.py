@@ -54,14 +54,10 @@ def defined(
 @pytest.mark.parametrize("vocabulary", [None, 9])
 def test_it_is_the_definition(batch: Batch, vocabulary: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", {"cpu": 5 * VOCABULARY})  # several chunks, the last one not full
-    d2t = (
-        None
-        if vocabulary is None
-        else torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(1))[:vocabulary].sort().values
-    )
-    t2d = None
-    if d2t is not None:
-        t2d = torch.full((VOCABULARY,), -1)
+    d2t = t2d = None
+    if vocabulary is not None:
+        kept = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(1))[:vocabulary]
+        d2t, t2d = kept.sort().values, torch.full((VOCABULARY,), -1)
         t2d[d2t] = torch.arange(len(d2t))
     target = 3 * random(len(batch.tokens), batch.tokens.shape[1], VOCABULARY, seed=2)
     head = nn.Linear(WIDTH, vocabulary or VOCABULARY, bias=False)

@@ -22,20 +22,10 @@ from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from small_trainings import log, small_training
 
-QWEN3_8B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-    "tie_word_embeddings": False,
-}
+QWEN3_8B = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096}
+QWEN3_8B |= {"intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+QWEN3_8B |= {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}
+QWEN3_8B |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "tie_word_embeddings": False}
 
 
 def plan(training: TrainingSpec, out: Path | None = None) -> list[dict[str, Any]]:
@@ -193,9 +183,8 @@ def test_the_plan_of_an_8b_target_needs_its_configuration_only(tmp_path: Path) -
     assert row["target_parameters"] == pytest.approx(8.19e9, rel=0.01)
     assert 0.8e9 < row["parameters"] < 1e9  # of which 0.62e9 are the head
     assert row["memory_target"] == pytest.approx(row["target_parameters"] * 4 / 2**30, rel=0.01)  # float32 on a CPU
-    tokens = (
-        row["disk_features"] * 1e9 / ((4 * 4096 + 2 * 3 * 8 * 128) * 2)
-    )  # three hidden states, the last, keys and values of three layers
+    # Three hidden states, the last, keys and values of three layers.
+    tokens = row["disk_features"] * 1e9 / ((4 * 4096 + 2 * 3 * 8 * 128) * 2)
     assert tokens == pytest.approx(70_000 * (1024 + 160), rel=0.01)
     assert row["disk_features"] > 1000
     online = plan(replace(request, cache=None))[0]

@@ -72,19 +72,14 @@ def test_committed_tokens_have_the_target_law(monkeypatch, vocabulary, gamma, sa
 def test_one_hot_drafts_have_the_target_law(monkeypatch, drafted, sampling):
     p = probabilities(logits(7, len(drafted) + 1, 3), sampling)
 
-    def program():
-        verdict = judge(drafted, None, p, None)
+    def program(q):
+        verdict = judge(drafted, q, p, None)
         return (*drafted[: verdict.accepted], verdict.token)
 
-    law = Enumerator(monkeypatch).law(program)
+    law = Enumerator(monkeypatch).law(lambda: program(None))
     assert_same_law(completed(law, p), product_law(p))
     explicit = torch.nn.functional.one_hot(torch.tensor(drafted), 3).float()
-
-    def program_with_distribution():
-        verdict = judge(drafted, explicit, p, None)
-        return (*drafted[: verdict.accepted], verdict.token)
-
-    assert_same_law(Enumerator(monkeypatch).law(program_with_distribution), law)
+    assert_same_law(Enumerator(monkeypatch).law(lambda: program(explicit)), law)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftgauge.api.pair import Pair
+from draftgauge.api.requests import PLAIN
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Policy
-
-PLAIN = "plain"
 
 
 @dataclass(frozen=True)

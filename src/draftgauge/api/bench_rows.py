@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.arms import PLAIN, Arm, BenchPrompt
+from draftgauge.api.arms import Arm, BenchPrompt
+from draftgauge.api.requests import PLAIN
 from draftgauge.core.provenance import command_line
 from draftgauge.policies.registry import FIXED
 from draftgauge.replaying.evaluate import ALL_TASKS

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from draftgauge.api.arms import PLAIN, Arm, ArmRun, BenchPrompt, bench_arms
+from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.prompts import choose_prompts
-from draftgauge.api.requests import BenchServersRequest
+from draftgauge.api.requests import PLAIN, BenchServersRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError

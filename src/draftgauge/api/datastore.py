@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
@@ -37,8 +35,7 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
         part = split_trace(trace, request.split, least=1)
         check_prompt_tokens(part)
         vocabularies.add(costs.vocabulary)
-        answers = np.split(part.token, part.offsets[1:-1])
-        outputs += [stored_output(p.prompt_token, a.tolist()) for p, a in zip(part.prompts, answers, strict=True)]
+        outputs += [stored_output(p.prompt_token, o.tolist()) for p, o in zip(part.prompts, part.outputs, strict=True)]
     if len(vocabularies) != 1:
         raise DraftgaugeError(f"the runs in {request.folder} are of several vocabularies: name one of them")
     about = About(vocabularies.pop(), request.capacity or DATASTORE_TOKENS)

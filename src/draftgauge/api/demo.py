@@ -22,7 +22,7 @@ from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.fitting.two_source import FITTED
-from draftgauge.models.compression import missing_libraries
+from draftgauge.models.compression import lacks_library
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replaying.evaluate import ALL_TASKS
 from draftgauge.replaying.splits import MIN_PROMPTS
@@ -78,8 +78,8 @@ def demo(
     least, took = (0, 0), 0.0  # of the first compression: prompts replayed and decoded live, and its seconds
     for name in names:
         started = time.monotonic()
-        if missing := missing_libraries(name):
-            on_warning(f"{name} needs {' and '.join(missing)}: pip install 'draftgauge[quant]'")
+        if missing := lacks_library(name):
+            on_warning(f"{name} needs bitsandbytes: pip install 'draftgauge[quant]'")
         if missing or (shown and end - started < took):
             on_rows(name, [])
             continue

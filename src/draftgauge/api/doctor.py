@@ -146,11 +146,11 @@ def _layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple
             continue
         taps, right = attach_taps(target, TapPlan(reading)), []
         drafter = CheckpointDrafter(net, target, taps, pair.end_tokens)  # type: ignore[arg-type]
-        for prompt, start, stop in list(zip(trace.prompts, trace.offsets, trace.offsets[1:], strict=False))[:COMPARED]:
-            text, output = list(prompt.prompt_token), trace.token[start:stop].tolist()
+        for prompt, tokens in list(zip(trace.prompts, trace.outputs, strict=True))[:COMPARED]:
+            text, output = list(prompt.prompt_token), tokens.tolist()
             target.reset()
             target.forward(upload([*text, *output], target.spec.device))
             drafts = drafter.draft_everywhere(text, output, 1, target.spec.vocabulary)
-            right += (drafts.tokens[:, 0] == trace.token[start:stop]).tolist()
+            right += (drafts.tokens[:, 0] == tokens).tolist()
         rates[reading] = sum(right) / len(right)
     return rates

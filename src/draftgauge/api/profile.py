@@ -184,7 +184,7 @@ def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
 
 
 def _say_how_answers_look(compression: str, trace: Trace, end_tokens: frozenset[int], on_warning: Warn) -> None:
-    answers = [trace.token[a:b].tolist() for a, b in zip(trace.offsets[:-1], trace.offsets[1:], strict=True)]
+    answers = [output.tolist() for output in trace.outputs]
     if said := answers_warning(answers, end_tokens):
         on_warning(f"target {compression}: {said}")
     if cut := sum(prompt.finish == "length" for prompt in trace.prompts):

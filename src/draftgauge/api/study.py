@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.prompts import prompt_file
+from draftgauge.api.report import REPORT_NAME
 from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.files import atomic_write_text, require_writable
@@ -18,8 +19,6 @@ from draftgauge.studies.speckv.importer import read_records
 from draftgauge.studies.speckv.page import render_speckv
 from draftgauge.studies.speckv.study import run_study as run_speckv
 from draftgauge.training.reuse.request import TrainingSpec
-
-REPORT_NAME = "report.html"
 
 
 @verb(StudyKvshotRequest)

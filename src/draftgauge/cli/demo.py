@@ -40,8 +40,7 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
             if name == "first":
                 _show_first(rows[0])
             elif name == "verdict":
-                said = f"{rows[0]['compression']}: {rows[0]['verdict']}"
-                say(said)
+                say(f"{rows[0]['compression']}: {rows[0]['verdict']}")
             elif not rows:
                 left_out.append(name)
                 console.print(f"Target {name}: no time left.", highlight=False)

@@ -40,7 +40,8 @@ SPEED = {"compression": "target", "gamma": "gamma", "tokens_per_second": "measur
 
 
 def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
-    from draftgauge.api.study import REPORT_NAME, study_kvshot
+    from draftgauge.api.report import REPORT_NAME
+    from draftgauge.api.study import study_kvshot
     from draftgauge.studies.kvshot.results import summary
 
     with progress() as advance:
@@ -68,7 +69,8 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
 
 
 def speckv(request: StudySpeckvRequest) -> list[dict[str, Any]]:
-    from draftgauge.api.study import REPORT_NAME, study_speckv
+    from draftgauge.api.report import REPORT_NAME
+    from draftgauge.api.study import study_speckv
     from draftgauge.studies.speckv.study import improvement
 
     with progress() as advance:

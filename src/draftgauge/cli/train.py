@@ -43,8 +43,7 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
         return rows
     show_table("Trained", rows, COLUMNS)
     out = quote(str(request.out))
-    said = f"Next: draftgauge evaluate {out}   or   draftgauge generate PROMPT --drafter {out}"
-    say(said)
+    say(f"Next: draftgauge evaluate {out}   or   draftgauge generate PROMPT --drafter {out}")
     return rows
 
 

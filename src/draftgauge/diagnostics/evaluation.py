@@ -18,6 +18,7 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.live import new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import attach_taps
 from draftgauge.policies.fixed import FixedLength
@@ -82,7 +83,7 @@ def evaluate_drafter(
     progress("evaluation", 1, 4)
 
     live_texts = texts[: plan.live]
-    drafter = new_drafter(net, target, attach_taps(target, net.config.tap_plan), plan.settings.end_tokens)
+    drafter = new_drafter(net, target, attach_taps(target, net.config.tap_plan), Drafting(plan.settings.end_tokens))
     live, mismatched = live_acceptance(target, drafter, live_texts, count, plan.settings)
     progress("evaluation", 2, 4)
 

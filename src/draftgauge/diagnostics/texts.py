@@ -79,9 +79,8 @@ class TextBatch:
         ``states`` ``[B, anchors, H]`` begin with the anchor ``begin``."""
         counted = self.counted(depth, begin + states.shape[1])[:, begin:]
         row, anchor = counted.nonzero(as_tuple=True)
-        drafted = net.logits(states[row, anchor], self.tokens[row, begin + anchor + depth + 1]).argmax(-1)
-        if net.d2t is not None:
-            drafted = net.d2t[drafted]
+        logits = net.logits(states[row, anchor], self.tokens[row, begin + anchor + depth + 1])
+        drafted = net.target_ids(logits.argmax(-1))
         right = torch.zeros(counted.shape, dtype=torch.int64, device=states.device)
         right[row, anchor] = (drafted == self.tokens[row, begin + anchor + depth + 2]).long()
         return right

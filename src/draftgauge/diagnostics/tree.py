@@ -88,7 +88,7 @@ def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> 
     children = min(shape.top_k, logits.shape[-1])
     scores, tokens = logits.log_softmax(-1).topk(children)
     parents = torch.full_like(tokens, -1)
-    levels = [(parents, _target_ids(net, tokens), scores)]
+    levels = [(parents, net.target_ids(tokens), scores)]
     first = 0  # index of the level's first candidate
     frontier = torch.arange(children, device=tokens.device)  # candidates of the last level that are expanded
     rows = torch.zeros_like(frontier)  # the branch of the chain that each continues
@@ -99,12 +99,8 @@ def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> 
         scores = (scores[frontier, None] + more).flatten()
         parents = (first + frontier).repeat_interleave(children)
         first += len(drafted)
-        levels.append((parents, _target_ids(net, tokens.flatten()), scores))
+        levels.append((parents, net.target_ids(tokens.flatten()), scores))
         frontier = scores.topk(min(shape.top_k, len(scores))).indices
         rows = frontier // children
     columns_of_all = [torch.cat(columns).cpu() for columns in zip(*levels, strict=True)]
     return columns_of_all[0], columns_of_all[1], columns_of_all[2]
-
-
-def _target_ids(net: ReuseNet, tokens: Tensor) -> Tensor:
-    return tokens if net.d2t is None else net.d2t[tokens]

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.verification import Sampling, choose, draw, probabilities, residual, signals
@@ -62,6 +63,8 @@ def draft_everywhere(
     A drafter that reads its target's states needs this text to be the last one that the target has processed.
     """
     if isinstance(drafter, DraftsEverywhere):
+        if not getattr(drafter, "sampling", Sampling()).greedy:
+            raise DraftgaugeError("a trace holds greedy drafts: record with a drafter at temperature 0")
         return drafter.draft_everywhere(prompt_tokens, output, gamma_max, vocabulary)
     return draft_position_by_position(drafter, prompt_tokens, output, gamma_max)
 

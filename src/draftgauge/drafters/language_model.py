@@ -89,8 +89,6 @@ class LanguageModelDrafter:
     def draft_everywhere(
         self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
     ) -> DenseDrafts:
-        if not self.sampling.greedy:
-            raise DraftgaugeError("a trace holds greedy drafts: record with a drafter at temperature 0")
         return draft_densely(self.model, prompt_tokens, output, gamma_max, self.end_tokens, vocabulary)
 
     def draft_refused(

@@ -94,20 +94,16 @@ def draft_compression(compression: str) -> str:
     return compression if compression in DTYPES else UNCOMPRESSED
 
 
-def missing_libraries(compression: str) -> list[str]:
-    needed = ("bitsandbytes",) if compression in QUANTISED else ()
-    return [name for name in needed if importlib.util.find_spec(name) is None]
+def lacks_library(compression: str) -> bool:
+    return compression in QUANTISED and importlib.util.find_spec("bitsandbytes") is None
 
 
 def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     """What transformers needs to quantise while loading, to compute in a dtype; None where nothing is quantised."""
     if compression not in QUANTISED:
         return None
-    missing = missing_libraries(compression)
-    if missing:
-        raise MissingLibraryError(
-            f"compression {compression} needs {' and '.join(missing)}: pip install 'draftgauge[quant]'"
-        )
+    if lacks_library(compression):
+        raise MissingLibraryError(f"compression {compression} needs bitsandbytes: pip install 'draftgauge[quant]'")
     # LLM.int8 warns at every call that it casts its input to float16, which is how it works.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if compression == "int8":

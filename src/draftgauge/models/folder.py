@@ -60,12 +60,12 @@ def other_kind(folder: Path) -> str | None:
     if (folder / "manifest.json").is_file() and not (folder / "config.json").is_file():
         return "a recorded run: give the model that it was recorded with"
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        base = _mapping(folder / "adapter_config.json").get("base_model_name_or_path")
+        base = read_mapping(folder / "adapter_config.json").get("base_model_name_or_path")
         return (
             f"an adapter (LoRA or the like) of {base}, not a whole model: merge the two (peft's merge_and_unload, "
             "then save_pretrained) and give that folder"
         )
-    if (folder / "config.json").is_file() and is_drafter_checkpoint(_mapping(folder / "config.json")):
+    if (folder / "config.json").is_file() and is_drafter_checkpoint(read_mapping(folder / "config.json")):
         return "a drafter of hidden states (EAGLE, DFlash or the like), no language model: give it as --drafter"
     return None
 
@@ -92,7 +92,7 @@ def check_index(source: str | Path) -> None:
     )
     if found is None:
         return
-    weight_map = _mapping(Path(found)).get("weight_map")
+    weight_map = read_mapping(Path(found)).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{found} is damaged: its weight_map must name a file for each weight; copy the model again")
     for name in sorted(set(weight_map.values())):
@@ -123,10 +123,10 @@ def explained(source: str | Path) -> Iterator[None]:
         raise ModelError(f"cannot load {source}: {_advice(error)}") from error
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    value = read_json(path, "file", "copy the model again", ModelError)
+def read_mapping(path: Path, remedy: str = "copy the model again") -> dict[str, Any]:
+    value = read_json(path, "file", remedy, ModelError)
     if not isinstance(value, dict):
-        raise ModelError(f"{path} is damaged: it must hold a JSON object, not {type(value).__name__}")
+        raise ModelError(f"{path} is damaged: it must hold a JSON object, not {type(value).__name__}; {remedy}")
     return value
 
 

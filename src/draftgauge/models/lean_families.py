@@ -116,9 +116,8 @@ def activation_name(config: PreTrainedConfig) -> str:
 
 PLAIN_TENSORS: tuple[type, ...] = (nn.Parameter, Tensor)
 _LIBRARIES = ("torch.nn.", "transformers.activations")
-_IDLE_HOOKS = (
-    "transformers.utils.output_capturing"  # stay behind after hidden states were asked for, and then do nothing
-)
+# These stay behind after hidden states were asked for, and then do nothing.
+_IDLE_HOOKS = "transformers.utils.output_capturing"
 
 
 def why_changed(model: PreTrainedModel, linears: list[nn.Module]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,12 @@ def _load_fitted(path: Path, changed: int) -> FittedPolicy:
             f"{path} is of policy {fitted.policy!r}, which this draftgauge does not know; known: {', '.join(FITTED)}"
         )
     return fitted
+
+
+@cache
+def bundled_policy(name: str) -> FittedPolicy:
+    """A policy that comes with the package, fitted on the training prompts of the bundled pair."""
+    return load_fitted(Path(__file__).parent / "bundled" / f"{name}{FITTED_SUFFIX}")
 
 
 def policy_of_file(path: Path, gamma_max: int, costs: CostCurve | None, fitted: FittedPolicy | None = None) -> Policy:

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Policy, PolicyBase, Step
 from draftgauge.policies.checks import check_lengths, check_share, check_tokens
 from draftgauge.policies.registry import register_policy
-
-
-@dataclass(frozen=True)
-class AdaptiveStepsSettings:
-    """The constants of SGLang's ``--speculative-adaptive-config``, with its defaults.
-
-    Attributes:
-        smoothing: weight of the newest step in the moving average, ``ema_alpha``.
-        warm_up: steps before the first decision, ``warmup_batches``.
-        every: steps between decisions, ``update_interval``.
-        down: added to the threshold for fewer tokens, ``down_hysteresis``; negative to be slow to shorten.
-        up: added to the threshold for more tokens, ``up_hysteresis``; positive to be slow to lengthen.
-    """
-
-    smoothing: float = 0.2
-    warm_up: int = 10
-    every: int = 5
-    down: float = -0.25
-    up: float = 0.0
 
 
 class AdaptiveSteps(PolicyBase):
@@ -44,12 +24,20 @@ class AdaptiveSteps(PolicyBase):
     reads: ClassVar[Reads] = NO_SIGNALS
 
     def __init__(
-        self, candidates: Sequence[int], start: int, settings: AdaptiveStepsSettings = AdaptiveStepsSettings()
+        self, candidates: Sequence[int], start: int, smoothing: float, warm_up: int, every: int, down: float, up: float
     ) -> None:
-        """Choose among ``candidates`` (increasing draft lengths), beginning at ``start``, which is one of them."""
+        """Choose among ``candidates`` (increasing draft lengths), beginning at ``start``, which is one of them.
+
+        Args:
+            smoothing: weight of the newest step in the moving average, ``ema_alpha``.
+            warm_up: steps before the first decision, ``warmup_batches``.
+            every: steps between decisions, ``update_interval``.
+            down: added to the threshold for fewer tokens, ``down_hysteresis``; negative to be slow to shorten.
+            up: added to the threshold for more tokens, ``up_hysteresis``; positive to be slow to lengthen.
+        """
         assert start in candidates, "the first length is a candidate"
         self.candidates = tuple(candidates)
-        self.settings = settings
+        self.smoothing, self.warm_up, self.every, self.down, self.up = smoothing, warm_up, every, down, up
         self._index = self.candidates.index(start)
         self._average = float(start - 1)
         self._steps = 0
@@ -61,18 +49,17 @@ class AdaptiveSteps(PolicyBase):
         """Average the accepted tokens and, every few steps, choose a length; a step without a draft does not count."""
         if step.drafted == 0:
             return
-        constants = self.settings
-        self._average += constants.smoothing * (step.accepted - self._average)
+        self._average += self.smoothing * (step.accepted - self._average)
         self._steps += 1
-        after_warm_up = self._steps - constants.warm_up
-        if after_warm_up > 0 and after_warm_up % constants.every == 0:
+        after_warm_up = self._steps - self.warm_up
+        if after_warm_up > 0 and after_warm_up % self.every == 0:
             self._choose()
 
     def _choose(self) -> None:
         lengths = self.candidates
-        while self._index > 0 and self._average <= lengths[self._index - 1] - 0.5 + self.settings.down:
+        while self._index > 0 and self._average <= lengths[self._index - 1] - 0.5 + self.down:
             self._index -= 1
-        while self._index < len(lengths) - 1 and self._average > lengths[self._index] - 0.5 + self.settings.up:
+        while self._index < len(lengths) - 1 and self._average > lengths[self._index] - 0.5 + self.up:
             self._index += 1
 
 
@@ -98,4 +85,4 @@ def sglang_adaptive(
     check_tokens(name, "every", every)
     # As in SGLang, the first length joins the candidates.
     lengths = check_lengths(name, "candidates and start", (*candidates, start), gamma_max)
-    return AdaptiveSteps(lengths, min(start, gamma_max), AdaptiveStepsSettings(smoothing, warm_up, every, down, up))
+    return AdaptiveSteps(lengths, min(start, gamma_max), smoothing, warm_up, every, down, up)

@@ -14,8 +14,7 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Step
-from draftgauge.policies.bundled import bundled_policy
-from draftgauge.policies.fitted import register_fitted
+from draftgauge.policies.fitted import bundled_policy, register_fitted
 from draftgauge.policies.registry import register_policy
 from draftgauge.traces.costs import CostCurve
 

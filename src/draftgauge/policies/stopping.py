@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, first_stop
-from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_positive, check_shares, require_costs
-from draftgauge.policies.fitted import register_fitted
+from draftgauge.policies.fitted import bundled_policy, register_fitted
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
 from draftgauge.traces.costs import CostCurve

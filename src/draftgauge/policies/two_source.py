@@ -26,9 +26,8 @@ from typing import Any, ClassVar, NamedTuple
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal
-from draftgauge.policies.bundled import bundled_policy
 from draftgauge.policies.checks import check_positive, check_shares, require_costs
-from draftgauge.policies.fitted import register_fitted
+from draftgauge.policies.fitted import bundled_policy, register_fitted
 from draftgauge.policies.lookup import IndexesText
 from draftgauge.policies.ngrams import MOST_MATCHED, Match
 from draftgauge.policies.pricing import Prices

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import take_rows, with_chances
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import SIGNALS, Trace
 
 # The arrays with one row a position; a record of sampled decoding has two more.
 COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin")
@@ -84,7 +84,7 @@ def narrow(trace: Trace, gamma_max: int) -> Trace:
     """The trace as if drafts of at most ``gamma_max`` tokens had been recorded; itself where none is longer."""
     if gamma_max >= trace.gamma_max:
         return trace
-    wide = ("draft_token", "confidence", "entropy", "margin")
+    wide = ("draft_token", *SIGNALS)
     columns: dict[str, Any] = {name: getattr(trace, name)[:, :gamma_max] for name in wide}
     counts = {name: np.minimum(getattr(trace, name), gamma_max) for name in ("drafted", "accepted")}
     sampled = trace.sampled

@@ -24,15 +24,14 @@ def part_folder(run: Path, part: int) -> Path:
     return run / PARTS / f"{part:04d}"
 
 
-def join_parts(run: Path) -> int:
-    """Copy the shards of all parts of a run into it, then remove the parts; returns how many prompts joined."""
+def join_parts(run: Path) -> None:
+    """Copy the shards of all parts of a run into it, then remove the parts."""
     parts = sorted(path for path in (run / PARTS).glob("*") if (path / MANIFEST_NAME).exists())
     if not parts:
-        return 0
+        return
     manifest = Manifest.load(run)
     fingerprint = manifest.fingerprint()
     done = {prompt.index for path in shard_paths(run) for prompt in read_shard(path, fingerprint).prompts}
-    joined = 0
     for part in parts:
         Manifest.load(part).refuse_other(manifest, f"{part} is a part")
         with only_writer(part, PATIENCE):
@@ -50,9 +49,7 @@ def join_parts(run: Path) -> int:
                     )
                 atomic_write_bytes(next_shard(run), path.read_bytes())
                 done |= prompts
-                joined += len(prompts)
             for notes in sorted(part.glob("*.jsonl")):  # lines that were noted of single prompts
                 append_lines(run / notes.name, notes.read_text(encoding="utf-8"))
         shutil.rmtree(part)
     shutil.rmtree(run / PARTS, ignore_errors=True)
-    return joined

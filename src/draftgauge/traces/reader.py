@@ -15,8 +15,8 @@ from draftgauge.traces.checks import check_chances, check_rows
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.parquet import DamagedFileError
 from draftgauge.traces.sampled import with_chances
-from draftgauge.traces.shards import SIGNALS, Shard, list_lengths, read_shard, shard_paths, to_padded
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.shards import Shard, list_lengths, read_shard, shard_paths, to_padded
+from draftgauge.traces.trace import SIGNALS, Trace
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -29,5 +29,4 @@ def distinct_ratio(counts: NDArray[np.int64]) -> float:
 
 def prompt_gram_counts(trace: Trace) -> NDArray[np.int64]:
     """``[prompts, 2]`` :func:`gram_counts` of each output of a trace."""
-    outputs = np.split(trace.token, trace.offsets[1:-1])
-    return np.array([gram_counts(output.tolist()) for output in outputs], np.int64).reshape(-1, 2)
+    return np.array([gram_counts(output.tolist()) for output in trace.outputs], np.int64).reshape(-1, 2)

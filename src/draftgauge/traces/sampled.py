@@ -39,11 +39,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.seeds import generator
-from draftgauge.traces.trace import PromptInfo, SampledDrafts, Trace
+from draftgauge.traces.trace import SIGNALS, PromptInfo, SampledDrafts, Trace
 
 DRAWS = 16  # that an average is taken over
-
-SIGNALS = ("confidence", "entropy", "margin")
 
 
 def with_chances(trace: Trace, acceptance: NDArray[np.float32], survival: NDArray[np.float32]) -> Trace:

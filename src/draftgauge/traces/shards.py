@@ -19,7 +19,7 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.traces.parquet import DamagedFileError, read_parquet, write_parquet
 from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.trace import PromptInfo
+from draftgauge.traces.trace import SIGNALS, PromptInfo
 
 GREEDY_VERSION = 1
 SAMPLED_VERSION = 2
@@ -28,8 +28,6 @@ SAMPLED_VERSION = 2
 VERSION_KEY = b"draftgauge.schema_version"
 FINGERPRINT_KEY = b"draftgauge.fingerprint"
 PROMPTS_KEY = b"draftgauge.prompts"
-
-SIGNALS = ("confidence", "entropy", "margin")
 
 COLUMNS = pa.schema(
     [

@@ -9,12 +9,15 @@ not depend on them in law, so any policy can be replayed in expectation (:mod:`d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import TraceError
+
+SIGNALS = ("confidence", "entropy", "margin")
 
 FINISHES = ("length", "stop")
 
@@ -108,6 +111,11 @@ class Trace:
     @property
     def positions(self) -> int:
         return int(self.offsets[-1])
+
+    @property
+    def outputs(self) -> list[NDArray[Any]]:
+        """The tokens of each prompt's output."""
+        return np.split(self.token, self.offsets[1:-1])
 
     def __repr__(self) -> str:
         tasks = ", ".join(dict.fromkeys(prompt.task for prompt in self.prompts))

@@ -24,7 +24,7 @@ CHECKPOINT = Artefact("draftgauge-checkpoint", 1, "note of the newest checkpoint
 
 def save_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: dict[str, Any]
-) -> Path:
+) -> None:
     """Write weights, optimiser states and a JSON state; then remove the checkpoint before."""
     checkpoint = folder / f"step-{state['step']:07d}"
     # Tied weights share storage, which safetensors refuses: each storage is written once, as parameters() lists it.
@@ -45,7 +45,6 @@ def save_checkpoint(
     for old in folder.glob("step-*"):
         if old != checkpoint:
             shutil.rmtree(old, ignore_errors=True)
-    return checkpoint
 
 
 def load_checkpoint(

@@ -19,12 +19,9 @@ def peak_memory_gib(device: torch.device) -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit / 2**30
 
 
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep large blocks until the process ends (8,400 tokens/s, not 6,000); False where it is not."""
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 256 * 1024 * 1024))
-    return all(mallopt(option, value) == 1 for option, value in settings)
+def keep_freed_memory() -> None:
+    """Tell glibc, where it is, to keep large blocks until the process ends (8,400 tokens/s, not 6,000)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is not None:
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 256 * 1024 * 1024)):
+            mallopt(option, value)

@@ -76,3 +76,8 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return torch.bfloat16 if supported else None
+
+
+def arithmetic(precision: str, device: torch.device) -> torch.dtype | None:
+    """What a training at precision auto, fp32 or bf16 multiplies in; None is float32."""
+    return {"auto": autocast_dtype(device), "fp32": None, "bf16": torch.bfloat16}[precision]

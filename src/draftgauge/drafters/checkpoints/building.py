@@ -56,9 +56,8 @@ def check_target(source: str | Path, layout: Layout, tensors: Mapping[str, Tenso
     """Refuse a target of other layers, width or vocabulary than a drafter was made for."""
     text = target.module.config.get_text_config()
     layers, width, vocabulary = text.num_hidden_layers, text.hidden_size, target.spec.vocabulary
-    fused = (
-        tensors[FUSE].shape[-1] if FUSE in tensors else width * len(layout.taps)
-    )  # check_weights says what is missing
+    # check_weights says what is missing
+    fused = tensors[FUSE].shape[-1] if FUSE in tensors else width * len(layout.taps)
     per_tap, left = divmod(fused, len(layout.taps))
     if left:
         raise ModelError(

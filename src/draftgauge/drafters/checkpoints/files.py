@@ -16,7 +16,7 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import ModelError
 from draftgauge.core.files import file_sha256
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import INDEX, check_index, check_pointers, explained, is_drafter_checkpoint
+from draftgauge.models.folder import INDEX, check_index, check_pointers, explained, is_drafter_checkpoint, read_mapping
 from draftgauge.models.reference import resolve_source
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -31,10 +31,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
     path = _file(source, CONFIG)
     if path is None:
         raise ModelError(f"{source} has no {CONFIG}: give the folder or the id of a drafter's checkpoint")
-    value = read_json(path, "file", "download the checkpoint again", ModelError)
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is damaged: it must hold a JSON object; download the checkpoint again")
-    return value
+    return read_mapping(path, "download the checkpoint again")
 
 
 def read_tensors(source: str | Path, allow_pickle: bool = False) -> dict[str, Tensor]:

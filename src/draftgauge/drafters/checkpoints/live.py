@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.decoder import Branches, DrafterNet
 from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
@@ -37,8 +36,6 @@ class CheckpointDrafter(ReuseDrafter):
         self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
     ) -> DenseDrafts:
         """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`; positions are drafted from many at a time."""
-        if not self.sampling.greedy:
-            raise DraftgaugeError("a trace holds greedy drafts: record with a drafter at temperature 0")
         drafts = DenseDrafts.empty(len(output), gamma_max)
         text, cache = [*prompt_tokens, *output[:-1]], self.net.begin()
         anchors, first = len(text) - 1, len(prompt_tokens) - 2  # ``first`` is the anchor of row 0, -1 if there is none

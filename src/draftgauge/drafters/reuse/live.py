@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
@@ -152,8 +151,6 @@ class BlockDrafter(ReuseDrafter):
         self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
     ) -> DenseDrafts:
         """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`: the blocks of all positions are run together."""
-        if not self.sampling.greedy:
-            raise DraftgaugeError("a trace holds greedy drafts: record with a drafter at temperature 0")
         drafts = DenseDrafts.empty(len(output), gamma_max)
         self.prefill([*prompt_tokens, *output[:-1]])
         text, begin = torch.tensor(self._text, device=self.target.spec.device), len(prompt_tokens)
@@ -167,7 +164,7 @@ class BlockDrafter(ReuseDrafter):
             estimated, before = self.net.confidences(states), text[places[0] + 1]
             for depth in range(size):
                 logits = self.net.logits(states[:, depth], before)
-                before = logits.argmax(-1) if self.net.d2t is None else self.net.d2t[logits.argmax(-1)]
+                before = self.net.target_ids(logits.argmax(-1))
                 note(logits, before, drafts, part, depth)
                 if estimated is not None:
                     drafts.shown[0, part, depth] = estimated[:, depth].cpu().numpy()
@@ -223,16 +220,9 @@ class BlockDrafter(ReuseDrafter):
         return after(upload(self._text[-1:], self.target.spec.device)), after
 
 
-def new_drafter(
-    net: ReuseNet,
-    target: CachedModel,
-    taps: Taps,
-    end_tokens: frozenset[int] = frozenset(),
-    sampling: Sampling | None = None,
-    generator: Generator | None = None,
-) -> ReuseDrafter:
+def new_drafter(net: ReuseNet, target: CachedModel, taps: Taps, how: Drafting) -> ReuseDrafter:
     kind = BlockDrafter if isinstance(net, BlockNet) else ReuseDrafter
-    return kind(net, target, taps, end_tokens, sampling, generator)
+    return kind(net, target, taps, *how)
 
 
 @register_drafter
@@ -266,7 +256,7 @@ class ReuseSource(DraftSource):
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> ReuseDrafter:
         assert taps is not None
-        return new_drafter(self.net, target, taps, *how)
+        return new_drafter(self.net, target, taps, how)
 
     def fingerprint(self) -> str:
         return drafter_fingerprint(self.folder)

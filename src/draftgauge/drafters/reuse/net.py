@@ -71,6 +71,10 @@ class ReuseNet(nn.Module):
         """Logits ``[..., V]`` of states ``[..., H]``; only a Markov head reads the tokens ``[...]`` before them."""
         return self.head(self.norm(states))
 
+    def target_ids(self, tokens: Tensor) -> Tensor:
+        """Drafted tokens in the target's vocabulary."""
+        return tokens if self.d2t is None else self.d2t[tokens]
+
     def entering(self, embedded: Tensor, hidden: Tensor | None, before: Tensor | None) -> Tensor:
         """What enters the first block at a depth, ``[B, R, H]``: the target's states ``[B, R, S, H]`` at depth 0, the
         drafter's own of the depth ``before`` at the others; the embedded tokens in designs that read no states.

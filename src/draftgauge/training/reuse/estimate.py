@@ -20,7 +20,7 @@ from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.models.compression import activation_dtype, on_meta, weight_bytes
 from draftgauge.models.device import choose_device
-from draftgauge.training.optimise import autocast_dtype
+from draftgauge.training.optimise import arithmetic
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import existing_answers, is_reference, question_count
@@ -125,7 +125,7 @@ def estimate_for(
     frozen = drafter.hidden_size * drafter.logits if request.block else 0
     body = sum(p.numel() for p in target.parameters()) - _embedding(target)
     memory = _memory(request, drafter, target, trained, device, sizes)
-    dtype = autocast_dtype(device) if request.precision != "fp32" else None
+    dtype = arithmetic(request.precision, device)
     gflops = probe(device, dtype, request.threads or torch.get_num_threads())
     efficiency = EFFICIENCY.get((device.type, dtype is not None), EFFICIENCY_ELSEWHERE)
     work, devices = operations(request, drafter, trained, body, sizes), world_here().size
@@ -229,7 +229,7 @@ def _memory(
     sizes: Sizes,
 ) -> tuple[float, float, float]:
     """GiB of the target, of the drafter with gradient and optimiser, and of a step's activations at its longest."""
-    half = request.precision == "bf16" or (request.precision == "auto" and autocast_dtype(device) is not None)
+    half = arithmetic(request.precision, device) is not None
     parameters = sum(p.numel() for p in target.parameters())
     parts = request.accumulation * world_here().size
     tokens, rows, number = sizes.longest_tokens / parts, sizes.longest_rows / parts, 2 if half else 4

@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.compressions import UNCOMPRESSED, current_compression
+from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing, remove_temporaries, replacing, require_writable
 from draftgauge.core.locks import alone
@@ -93,9 +94,6 @@ class CacheIdentity:
     conversations: int
     compression: str = UNCOMPRESSED
 
-    def mapping(self) -> dict[str, Any]:
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-
 
 def cache_identity(
     answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan
@@ -135,11 +133,11 @@ def make_cache(
     progress: Progress = silent,
 ) -> None:
     """Compute and keep features, by one process of several; whole shards of an interrupted call are kept."""
-    check_cache_folder(folder, identity.mapping())  # before a lock is left beside a folder that is no cache
+    check_cache_folder(folder, to_mapping(identity))  # before a lock is left beside a folder that is no cache
     require_writable(folder.parent)
     with alone(folder):
         plan = TapPlan(identity.hidden_layers, identity.kv_layers)
-        recorded = check_cache_folder(folder, identity.mapping())
+        recorded = check_cache_folder(folder, to_mapping(identity))
         if recorded is not None:  # it may hold more layers than wanted, and goes on with those
             plan = TapPlan(tuple(recorded["hidden_layers"]), tuple(recorded["kv_layers"]))
         starts = range(0, len(conversations), SHARD_CONVERSATIONS)
@@ -149,7 +147,7 @@ def make_cache(
         require_writable(folder)
         remove_temporaries(folder)
         if recorded is None:
-            CACHE.write(folder / MANIFEST, identity.mapping())
+            CACHE.write(folder / MANIFEST, to_mapping(identity))
         for start in missing:
             progress("features", starts.index(start), len(starts))
             _write_shard(_shard(folder, start), module, conversations[start : start + SHARD_CONVERSATIONS], plan)

@@ -43,12 +43,10 @@ class HeadMaps:
     """Linear maps from a token's normalised embedding to the heads of a target layer at its position.
 
     Attributes:
-        layer: of the target, from 0.
         weights: part -> ``[heads, D, H]``; queries and keys before the rotary embedding.
         explained: share of the mean square of the layer's queries that the map gives, in sample.
     """
 
-    layer: int
     weights: dict[Part, Tensor]
     explained: float
 
@@ -136,7 +134,7 @@ def fit_head_maps(
         }
         map_, moment = solved[layer, "queries"], moments[layer, "queries"]
         residual = squares[layer] - 2 * float((map_ * moment).sum()) + float((map_ * (gram @ map_)).sum())
-        maps.append(HeadMaps(layer, weights, 1 - residual / max(squares[layer], 1e-12)))
+        maps.append(HeadMaps(weights, 1 - residual / max(squares[layer], 1e-12)))
     return maps
 
 

@@ -28,7 +28,7 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.memory import peak_memory_gib
-from draftgauge.training.optimise import Schedule, autocast_dtype, optimise
+from draftgauge.training.optimise import Schedule, arithmetic, optimise
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import (
     Batch,
@@ -248,5 +248,5 @@ class Training:
 
 
 def autocast(job: Job) -> torch.autocast:
-    dtype = {"auto": autocast_dtype(job.device), "fp32": None, "bf16": torch.bfloat16}[job.request.precision]
+    dtype = arithmetic(job.request.precision, job.device)
     return torch.autocast(job.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
