@@ -59,7 +59,8 @@ def interval(row: Row, key: str = "gain") -> str:
 REAL_RULES = ("cumulative-confidence", "stopping", "lookup-else-stopping", "two-source")
 RUN_NAMES = {
     "bf16": "torch, bfloat16",
-    "int8": "torch, LLM.int8, on an older CPU",
+    "int8": "torch, LLM.int8",
+    "int8-older": "torch, LLM.int8, on an older CPU",
     "nf4": "torch, nf4",
     "bf16-h100": "torch, bfloat16, on an H100",
     "nf4-h100": "torch, nf4, on an H100",
@@ -377,6 +378,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real live": ("real-live-bf16.json", real_live_table),
     "real transformers": ("real-transformers-bf16.json", real_live_table),
     "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
+    "real live int8": ("real-live-int8.json", partial(real_live_table, run="int8")),
     "real live Q4_K_M": ("real-live-Q4_K_M-older.json", partial(real_live_table, run="Q4_K_M-older")),
     "real tasks": ("real-replayed.json", real_tasks_table),
     "depths": ("kvshot-full.json", depths_table),

@@ -49,7 +49,7 @@ RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 GGUF = {"Q4_K_M": ".gguf", "Q4_K_M-older": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp; on an older CPU
 # Of runs that were recorded for their costs, on few prompts: the run whose outcomes stand for theirs.
-OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h100": "bf16"}
+OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h100": "bf16", "int8-older": "int8"}
 TASKS = ("code", "math", "chat", "summarization")
 COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
@@ -219,6 +219,8 @@ def judged(folder: Path) -> list[dict[str, Any]]:
             compared = evaluate_rules(Design(TEST, select(trace, judge), select(trace, learn)), costs)
             kept = [{key: row[key] for key in KEPT if key in row} for row in compared]
             names = np.array([prompt.task for prompt in trace.prompts])
+            if label["run"] in OUTCOMES:  # by task the outcomes are in the rows of that run
+                kept = [row for row in kept if row["task"] == "all"]
             for row in kept:
                 own = judge & (np.ones_like(judge) if row["task"] == "all" else names == row["task"])
                 row |= {**label, "design": design, "copied_8grams": float(share[own].mean())}
