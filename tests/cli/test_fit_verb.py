@@ -11,6 +11,7 @@ from draftgauge.api.fit import FITS
 from draftgauge.core.prompts import TRAIN
 from draftgauge.policies.fitted import load_fitted
 from draftgauge.replaying.splits import prompt_key
+from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.reader import read_trace
 from written_runs import GAMMA_MAX, write_run
 
@@ -44,7 +45,6 @@ def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path:
     [
         (("--split", "test"), "--split is train or all"),
         (("--policy", "fixed"), "nothing to fit in policy 'fixed'"),
-        (("--compression", "nf4"), "has no run of compression nf4; it has uncompressed"),
     ],
 )
 def test_what_cannot_be_fitted_leaves_the_file_as_it_was(
@@ -72,6 +72,22 @@ def test_what_is_said_to_come_next_can_be_done(run: Path, tmp_path: Path) -> Non
     assert "too few test prompts" in said
     assert f"replay {few}" not in said
     assert invoke("replay", few, "--policy", out).exit_code == 2
+
+
+def test_an_engine_has_a_rule_fitted_to_its_own_costs(run: Path, tmp_path: Path) -> None:
+    """Where a drafted token costs as much as verifying one, and in the loop a tenth, the draft model is not asked."""
+    costs, out = tmp_path / "costs.json", tmp_path / "p.json"
+    dear = tuple(0.01 * tokens for tokens in range(3))
+    EngineCosts("vllm", (1,), plain=(0.01,), verify=((0.01, 0.02, 0.03),), draft=(dear,)).save(costs)
+    succeeds("fit", run, "-p", "two-source", "--costs", costs, "-e", "vllm", "--out", out)
+    assert load_fitted(out).gamma_max == 2
+    assert set(load_fitted(out).parameters["accepted_by_depth"]) == {0.0}
+    succeeds("fit", run, "-p", "two-source", "--out", out)
+    assert max(load_fitted(out).parameters["accepted_by_depth"]) > 0
+    write_run(tmp_path / "two" / "a", 24)
+    write_run(tmp_path / "two" / "b", 24)
+    assert "--costs are of one target" in refusal("fit", tmp_path / "two", "--costs", costs, "-e", "vllm", "--out", out)
+    assert "holds the costs of vllm" in refusal("fit", run, "--costs", costs, "--out", out)
 
 
 def test_two_sources_are_compared_with_the_best_simple_rule(run: Path, tmp_path: Path) -> None:

@@ -252,9 +252,8 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
     if request.policies:
         raise DraftgaugeError("answers hold no signals of the drafter, so only fixed lengths can be judged on them")
     imported = import_requests(answers)
-    return _Source(
-        imported.trace, read_costs(request.costs, engine.name), Deployment(drafter=None), drawn=imported.drawn
-    )
+    curves = read_costs(request.costs, engine.name)
+    return _Source(imported.trace, curves, Deployment(drafter=None), drawn=imported.drawn)
 
 
 def _rows(

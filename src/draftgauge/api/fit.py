@@ -23,7 +23,9 @@ from draftgauge.policies.base import Extends
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
 from draftgauge.replaying.evaluate import evaluate_design
 from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, design_of, names_splits, split_trace, splits_of
+from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.trace import Trace
 
 FITS = {"speckv": fit_speckv, "stopping": fit_stopping, "two-source": fit_two_source}
@@ -54,12 +56,14 @@ def fit(request: FitRequest, *, on_warning: Warn = warn) -> list[dict[str, Any]]
         raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(FITS)}")
     if out.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"--out is the {FITTED_SUFFIX} file to write, not {out}")
-    found = select_runs(request.folder)
-    present = [manifest.target.compression for _, manifest in found]
-    if unknown := [name for name in request.compression if name not in present]:
-        raise DraftgaugeError(f"{request.folder} has no run of compression {unknown[0]}; it has {', '.join(present)}")
-    runs = [(r, m) for r, m in found if not request.compression or m.target.compression in request.compression]
+    runs = select_runs(request.folder)
     read = [read_run(run, request.tasks) for run, _ in runs]
+    if request.costs is not None:
+        if len(runs) > 1:
+            raise DraftgaugeError(f"--costs are of one target, and {request.folder} holds {len(runs)} runs: name one")
+        curves = read_costs(request.costs, request.engine)
+        costs = curves[min(curves)]
+        read = [(narrow(trace, costs.gamma_max), costs) for trace, _ in read]
     require_writable_file(out)
     if request.split == TRAIN and not any(names_splits(trace) for trace, _ in read) and read[0][0].prompts[0].split:
         on_warning(f"no prompts are named {TRAIN}: the policy learns from some of those named otherwise")
@@ -102,5 +106,4 @@ def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve, learnt
     simple = (*DRAFTING_RULES, *(LOOKUP_RULES if isinstance(policy, Extends) else ()))
     design = design_of(trace, VALIDATION)
     rows = evaluate_design(design, costs, {fitted.policy: policy}, tune_rivals(design.training, costs, simple))
-    row = next(row for row in rows if row["policy"] == fitted.policy and row["task"] == "all")
-    return dict(row) | fitted_on
+    return dict(next(row for row in rows if row["policy"] == fitted.policy and row["task"] == "all")) | fitted_on

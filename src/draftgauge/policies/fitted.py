@@ -87,8 +87,6 @@ def _check_numbers(policy: str, key: str, value: Any) -> None:
 
 
 def save_fitted(fitted: FittedPolicy, path: Path) -> None:
-    if path.suffix != FITTED_SUFFIX:
-        raise DraftgaugeError(f"a fitted policy is a {FITTED_SUFFIX} file, not {path.name}: name it so")
     FILE.write(path, to_mapping(fitted))
 
 

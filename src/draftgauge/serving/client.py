@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.serving.counters import served_models
 from draftgauge.serving.endpoint import COMPLETION_SECONDS, ServerError, fetch_json
 
 
@@ -60,13 +61,8 @@ def _llama(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
 
 
 def _vllm(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
-    body = {
-        "model": fetch_json(url, "/v1/models")["data"][0]["id"],
-        "prompt": prompt,
-        "max_tokens": max_new_tokens,
-        "temperature": 0.0,
-        "return_token_ids": True,
-    }
+    asked = {"model": served_models("vllm", url)[0], "prompt": prompt, "max_tokens": max_new_tokens}
+    body = asked | {"temperature": 0.0, "return_token_ids": True}
     started = time.perf_counter()
     answer = fetch_json(url, "/v1/completions", body, COMPLETION_SECONDS)
     passed = time.perf_counter() - started

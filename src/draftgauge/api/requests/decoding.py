@@ -141,7 +141,8 @@ class FitRequest:
     out: Path = option(help="file to write, ending in .json; give it to --policy of replay and bench.")
     split: str = option("train", help="learn from the train prompts, which leaves others to judge on, or from all.")
     tasks: tuple[str, ...] = option((), help="learn from these tasks only, separated by commas.")
-    compression: tuple[Compression, ...] = option((), help="learn from runs of these compressions only.")
+    costs: Path | None = option(None, help="JSON of what a step costs in an engine; the run's own if left out.")
+    engine: str = option("draftgauge", short="-e", help="the engine that --costs are of, e.g. vllm.")
     randomness: SeedSpec = SeedSpec()
 
 
