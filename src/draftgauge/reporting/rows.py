@@ -43,7 +43,7 @@ BESIDE_POLICIES = {
     HINDSIGHT_BOTH: "the same where tokens of the text may be appended",
     FITTED: "two-source with numbers fitted to this drafter, on other prompts than it is judged on",
     "transformers-generate": "generate() of transformers, no draft",
-    "transformers-assisted": "generate(assistant_model=...) of transformers at its defaults",
+    "transformers-assisted": "generate(assistant_model=...) of transformers, at its defaults or the values named",
     "transformers-assisted-constant": "generate(assistant_model=...) of transformers at a constant length",
     "transformers-prompt-lookup": "generate(prompt_lookup_num_tokens=...) of transformers",
 }
