@@ -18,7 +18,7 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.core.extensions import import_others
 from draftgauge.drafters import source as kinds
-from draftgauge.drafters.source import drafter_kinds
+from draftgauge.drafters.source import Drafting, drafter_kinds
 from draftgauge.policies.registry import POLICIES
 from draftgauge.traces.manifest import Manifest
 from tiny import save_tiny
@@ -62,6 +62,13 @@ def test_the_page_adds_one_file_each(added: list[str]) -> None:
     assert added == ["src/draftgauge/policies/every_other.py", "src/draftgauge/drafters/last_token.py"]
     assert POLICY in POLICIES
     assert DRAFTER in drafter_kinds()
+
+
+def test_its_drafts_end_with_the_text(added: list[str]) -> None:
+    drafter = drafter_kinds()[DRAFTER].load().drafter(None, None, Drafting(frozenset({7})))
+    for last, drafted in ((5, [5, 5]), (7, [])):
+        drafter.prefill([1, last])
+        assert drafter.propose(2, None).tokens == drafted
 
 
 def test_both_work_in_every_verb(added: list[str], tmp_path: Path) -> None:

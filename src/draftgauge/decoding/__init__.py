@@ -1,4 +1,4 @@
-"""The decoding loops: the plain one, which is the reference, and the speculative one."""
+"""The decoding loops: the plain one, which is the reference, the speculative and the batched one; and the recorder."""
 
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation, OnCommit, Origin

@@ -1,4 +1,4 @@
-"""What to decode and when to stop: the settings that the plain and the speculative loop share."""
+"""What to decode and when to stop: the settings that all loops share."""
 
 from __future__ import annotations
 

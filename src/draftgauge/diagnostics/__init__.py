@@ -1,1 +1,1 @@
-"""What a drafter and its signals are worth: acceptance, latency and calibration, with intervals."""
+"""What a drafter is worth and what limits it: acceptance, trees, latency, query error, gradients, gate, rank."""

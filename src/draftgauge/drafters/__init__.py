@@ -1,4 +1,4 @@
-"""What is drafted from: an independent small language model, or the text itself."""
+"""What is drafted from: a small language model, the text itself, or what the target computed."""
 
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.drafters.language_model import LanguageModelDrafter

@@ -1,6 +1,6 @@
 """Kinds of drafter, registered by name: how each loads, what it needs of its target, how it is recorded and metered.
 
-A new kind is one file in this folder: a :class:`~draftgauge.drafters.base.Drafter`, and a :class:`DraftSource`
+A new kind is one file or folder in this one: a :class:`~draftgauge.drafters.base.Drafter`, and a :class:`DraftSource`
 decorated with :func:`register_drafter`.
 """
 

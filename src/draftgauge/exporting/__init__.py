@@ -1,1 +1,1 @@
-"""Drafters and settings in the formats of serving engines."""
+"""Drafters in the formats of serving engines."""

@@ -1,1 +1,1 @@
-"""Policies fitted on traces: numbers in, numbers out; scikit-learn is needed here and nowhere later."""
+"""Policies fitted and tuned on traces, and drafters ranked: numbers in, numbers out."""

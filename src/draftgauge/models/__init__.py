@@ -1,1 +1,1 @@
-"""Target and draft models: loading, compression, and two engines behind one cache that can be rolled back."""
+"""Target and draft models: loading, compression, and four engines behind one contract of a cache that rolls back."""

@@ -1,1 +1,1 @@
-"""Intervals and tests by resampling prompts (:mod:`paired`), or prompts and seeds together (:mod:`crossed`)."""
+"""Intervals and tests over prompts (:mod:`paired`), prompts and seeds (:mod:`crossed`), and their :mod:`effects`."""
