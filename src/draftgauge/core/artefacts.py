@@ -1,4 +1,4 @@
-"""JSON in and out: the one reader of JSON and JSON Lines, and the one format of the JSON files that draftgauge writes."""
+"""JSON in and out: the one reader of JSON and JSON Lines, and the one format of the JSON that draftgauge writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained ``hidden`` drafter as an EAGLE-3 checkpoint, as vLLM, SGLang, speculators and, trained for it, llama.cpp load it.
+"""A trained ``hidden`` drafter as an EAGLE-3 checkpoint for vLLM, SGLang, speculators and (trained for it) llama.cpp.
 
 The network is that of EAGLE-3 (Li et al. 2025, arXiv 2503.01840), so exporting renames its weights and changes none:
 queries, keys and values read ``[embedding; state]`` side by side, which here are two linears whose outputs are added.

@@ -1,7 +1,7 @@
 """What every verb can be asked: one frozen dataclass a verb, made of parts that several verbs share.
 
-Here, in :mod:`draftgauge.core.parts` and in ``TrainingSpec`` are all defaults and help texts. The command line is derived from them
-(:mod:`draftgauge.cli.derive`), and the Python functions take them, or their fields as keywords
+Here, in :mod:`draftgauge.core.parts` and in ``TrainingSpec`` are all defaults and help texts. The command line is
+derived from them (:mod:`draftgauge.cli.derive`), and the Python functions take them, or their fields as keywords
 (:mod:`draftgauge.api.verb`). Fields of a part count as fields of the request.
 """
 
