@@ -227,51 +227,49 @@ RECIPE_NAMES = {"ttt": "token by token", "block": "block-wise", "block-wise-mark
 
 def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
     """Both recipes of every design after as many answer positions."""
-    columns = (
-        "seeds",
-        "agreement at depth 0",
-        "3",
-        "6",
-        "tokens a step",
-        "live",
-        "seconds of training",
-        "a draft of 7",
-    )
-    yield f"| design | trained | {' | '.join(columns)} |"
-    yield f"|---|---|{'---:|' * len(columns)}"
+    names = ("seeds", "agreement at depth 0", "3", "6", "tokens a step", "live", "seconds of training", "a draft of 7")
+    yield f"| design | trained | {' | '.join(names)} |"
+    yield f"|---|---|{'---:|' * len(names)}"
     runs = [row for row in rows if "recipe" in row]
-    for design in dict.fromkeys(row["design"] for row in runs):
-        for recipe, name in RECIPE_NAMES.items():
-            seconds = [row["seconds_draft"] for row in runs if (row["design"], row["recipe"]) == (design, recipe)]
-            remedy = {"ttt": None, "block": "block-wise"}.get(recipe, recipe)
-            own = [row for row in matching(rows, {"design": design, "remedy": remedy}) if "capacity" in row]
-            agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
-            by_measure = {row["measure"]: row for row in own if "measure" in row and "task" not in row}
-            trained = [row["train_seconds"] for row in matching(rows, {"curve": recipe, "design": design})]
-            trained = trained or [row["train_seconds"] for row in own if "train_seconds" in row]
-            if not seconds:
-                continue
-            cells = [
-                *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
-                *(_estimate(by_measure[each]) if each in by_measure else "" for each in ("mat", "live_mat")),
-                f"{trained[-1]:.0f}",
-                "" if None in seconds else f"{1e3 * min(seconds):.1f} ms",
-            ]
-            yield f"| `{design}` | {name} | {len(seconds)} | {' | '.join(cells)} |"
+    for design, recipe, run in ordered((row["design"], row["recipe"], row.get("run")) for row in runs):
+        this = {"design": design, "run": run}
+        seconds = [row["seconds_draft"] for row in matching(runs, this | {"recipe": recipe})]
+        remedy = {"ttt": None, "block": "block-wise"}.get(recipe, recipe)
+        own = [row for row in matching(rows, this | {"remedy": remedy}) if "capacity" in row]
+        agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
+        by_measure = {row["measure"]: row for row in own if "measure" in row and "task" not in row}
+        trained = [row["train_seconds"] for row in matching(rows, this | {"curve": recipe})]
+        trained = trained or [row["train_seconds"] for row in own if "train_seconds" in row]
+        cells = [
+            *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
+            *(_estimate(by_measure[each]) if each in by_measure else "" for each in ("mat", "live_mat")),
+            f"{trained[-1]:.0f}",
+            "" if None in seconds else f"{1e3 * min(seconds):.1f} ms",
+        ]
+        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {run or len(seconds)} | {' | '.join(cells)} |"
+
+
+def ordered(found: Iterable[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
+    """Each once, designs together, recipes in the order of their names."""
+    once = list(dict.fromkeys(found))
+    designs, recipes = list(dict.fromkeys(each[0] for each in once)), list(RECIPE_NAMES)
+    return sorted(once, key=lambda each: (designs.index(each[0]), recipes.index(each[1]), str(each[2])))
 
 
 def curve_table(rows: Sequence[Row]) -> Iterator[str]:
     """Tokens a step of every design at every checkpoint, and of both recipes after equal seconds of training."""
     found = [row for row in rows if "curve" in row]
-    first = [row for row in found if (row["design"], row["curve"]) == (found[0]["design"], found[0]["curve"])]
+    first = [*matching(found, {key: found[0].get(key) for key in ("design", "curve", "run")})]
     shown = " | ".join(f"{row['tokens_seen']:,.0f}" for row in first)
     equal = [row for row in rows if "equal_seconds" in row]
     yield f"| design | trained | {shown} positions |{' after equal seconds |' if equal else ''}"
     yield f"|---|---|{'---:|' * (len(first) + bool(equal))}"
-    for design, recipe in dict.fromkeys((row["design"], row["curve"]) for row in found):
-        own = [f"{row['tokens_per_step']:.2f}" for row in matching(found, {"design": design, "curve": recipe})]
+    for design, recipe, run in ordered((row["design"], row["curve"], row.get("run")) for row in found):
+        this = {"design": design, "curve": recipe, "run": run}
+        own = [f"{row['tokens_per_step']:.2f}" for row in matching(found, this)]
         at = [f"{row[recipe]:.2f}" for row in matching(equal, {"design": design}) if recipe in row]
-        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join([*own, ', '.join(at)] if equal else own)} |"
+        name = RECIPE_NAMES[recipe] + (f", {run}" if run else "")
+        yield f"| `{design}` | {name} | {' | '.join([*own, ', '.join(at)] if equal else own)} |"
 
 
 def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
@@ -391,6 +389,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "learning curve": ("kvshot-block.json", curve_table),
     "trained": ("trained-smollm2.json", trained_table),
     "trained on a GPU": ("rank-h100.json", trained_table),
+    "trained, on a CPU": ("rank-qwen-trained.json", trained_table),
     "recipes on SmolLM2": ("kvshot-smollm2.json", recipes_table),
     "learning curve on SmolLM2": ("kvshot-smollm2.json", curve_table),
     "widths": ("kvshot-width.json", rows_table),

@@ -1,9 +1,10 @@
 """Writes prompts to train drafters of any chat model on: from the standard library and the packages of draftgauge.
 
-    python benchmarks/training_prompts.py prompts.jsonl --count 20800
+    python benchmarks/training_prompts.py train.jsonl --count 20800 --judge FOLDER
 
-A quarter each, as in ``trained_real.py`` but more of them: write a function from its docstring, explain one, answer a
-question about a text, work out a sum in words. How many there are follows from the versions that are installed.
+A quarter each: write a function from its docstring, explain one, answer a question about a text, work out a sum in
+words. How many there are follows from the versions that are installed. Of the four prompt files in FOLDER, the prompts
+of ``real_pair.py`` are written to judged-on.jsonl beside.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from trained_real import LONGEST, SHORTEST, question, word_problem
+from real_pair import drawn_prompts
 
 SEED = 1
 PACKAGES = ("torch", "transformers", "numpy", "scipy")
-SHORTEST_DOCUMENT, LONG_DOCUMENTS = 60, (300, 1200)  # characters
+SHORTEST, LONGEST = 200, 450  # characters of a quotation
+SHORTEST_DOCUMENT, LONG_DOCUMENTS = 60, (300, 1200)
+THINGS = ("apples", "books", "tickets", "stamps", "bottles", "pencils", "stones", "cards", "chairs", "letters")
+PEOPLE = ("Ada", "Bela", "Carla", "Deniz", "Emil", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 ASKED = (
     "Summarize this passage in two sentences.\n\n{text}",
     "Give an example in Python for what this passage says.\n\n{text}",
@@ -38,7 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=20_800)
+    parser.add_argument("--judge", type=Path, help="folder of the four prompt files to judge on")
     args = parser.parse_args()
+    if args.judge is not None:
+        drawn_prompts(args.judge, args.out.with_name("judged-on.jsonl"))
     warnings.simplefilter("ignore")  # of source that is parsed
     rng, count = random.Random(SEED), args.count // 4
     found = list(functions())
@@ -81,6 +88,29 @@ def functions() -> Iterator[tuple[str, str, str]]:
             if isinstance(node, ast.FunctionDef):
                 source = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
                 yield node.name, ast.get_docstring(node) or "", source
+
+
+def question(rng: random.Random, topic: str, passage: str) -> str:
+    asked = (
+        f"Summarize this passage in two sentences.\n\n{passage}",
+        f"Give an example in Python for what this passage says.\n\n{passage}",
+        f"In a few sentences, what should a beginner know about '{topic.lower()}' in Python?",
+    )
+    return rng.choice(asked)
+
+
+def word_problem(rng: random.Random) -> str:
+    one, two = rng.sample(PEOPLE, 2)
+    thing, other = rng.sample(THINGS, 2)
+    a, b, c, price = rng.randint(12, 90), rng.randint(2, 11), rng.randint(2, 9), rng.randint(2, 25)
+    asked = (
+        f"{one} has {a} {thing} and gives {b} of them to {two}. How many {thing} are left if {one} then buys {c} more?",
+        f"A box holds {b * c} {thing}. How many boxes does {one} need for {a * b * c} {thing}?",
+        f"{one} sells {a} {thing} for {price} dollars each and spends {price * b} dollars on {other}. What is left?",
+        f"{one} reads {b} pages a day for {c} weeks, {two} reads {a} pages more. How many pages did {two} read?",
+        f"{thing.capitalize()} cost {price} dollars, {other} cost {c} more. {two} buys {b} of each. What is paid?",
+    )
+    return rng.choice(asked)
 
 
 if __name__ == "__main__":

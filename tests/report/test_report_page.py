@@ -196,7 +196,7 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
         with pytest.raises(DraftgaugeError, match="use the JSON of `draftgauge rank`"):
             write_report(single_run, tmp_path / "other.html", ranked=wrong)
     out, among_others = tmp_path / "ranked.html", RANKED.parent / "trained-smollm2.json"
-    for ranking, drafter in ((RANKED, "Qwen2.5-Coder-0.5B"), (among_others, "drafters/kv-ttt")):
+    for ranking, drafter in ((RANKED, "Qwen2.5-Coder-0.5B"), (among_others, "drafters/smollm-kv")):
         succeeds("report", single_run, "--rank", ranking, "--out", out)
         assert drafter in out.read_text()
 

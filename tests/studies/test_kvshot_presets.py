@@ -12,6 +12,7 @@ from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.models.reference import reference_path
+from draftgauge.studies.kvshot import presets
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, at_equal_width, make_study
@@ -44,6 +45,17 @@ def test_every_preset_answers_the_predictions_it_has_cells_for(preset: str, tmp_
         assert cell.after is None or cell.after in before
         assert (cell.request.warm_start is not None) == (cell.variant.init == "warm")
         before.add(cell.name)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_rates_are_tried_in_a_quarter_of_the_steps_or_more(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In trials of 100 steps for 1,152 a rate won that cost ``hidden`` 0.4 tokens a step."""
+    monkeypatch.setattr(presets, "_on_gpu", lambda request: gpu)
+    tuned = [study for study in (make_study(preset, TrainingSpec()) for preset in PRESETS) if study.tuning]
+    assert len(tuned) >= 5
+    for study in tuned:
+        assert study.tuning is not None
+        assert 4 * study.tuning.steps >= study.request.steps
 
 
 @pytest.mark.parametrize("preset", PRESETS)

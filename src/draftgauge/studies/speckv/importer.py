@@ -185,10 +185,8 @@ def _recover_runs(steps: list[_Step]) -> list[list[_Step]]:
 
 
 def _draft_lengths(run: list[_Step]) -> list[int]:
-    """What each step of a run drafted: gamma, or what was left below the length limit.
-
-    A rate over a shorter draft tells the limit, and a run commits at most one token beyond it.
-    """
+    """What each step of a run drafted: gamma, or what was left below the length limit. A rate over a shorter draft
+    tells the limit, and a run commits at most one token beyond it."""
     gamma = run[0].cell[1]
     before = np.cumsum([0, *(step.accepted + 1 for step in run)])
     limits = []
