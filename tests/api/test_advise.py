@@ -14,11 +14,13 @@ import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.api.advise import advise, recorded_with
+from draftgauge.api.replay import replay
+from draftgauge.api.report import write_report
 from draftgauge.api.runs import read_run
 from draftgauge.core.rendering import Rendering
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.two_source import FITTED
-from draftgauge.policies.fitted import policy_of_file, save_fitted
+from draftgauge.policies.fitted import load_fitted, policy_of_file, save_fitted
 from draftgauge.replaying.splits import split_trace
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
@@ -152,6 +154,10 @@ def test_costs_of_shorter_drafts_than_were_recorded_shorten_what_is_advised(run:
     assert best["setting"] == "cumulative-confidence"
     assert '"num_speculative_tokens": 3' in best["flags"]
     assert not any("rule.json" in row["setting"] for row in rows)
+    short = replace(load_fitted(copied / "rule.json"), gamma_max=3)
+    save_fitted(short, copied / "rule.json")  # of no use for the run's own drafts, and none is asked for
+    assert not any("rule.json" in row["policy"] for row in replay(copied))
+    assert "rule.json" not in write_report(copied, tmp_path / "report.html").read_text()
 
 
 def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
@@ -220,7 +226,10 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
 
 def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.load(run)
-    assert recorded_with(manifest) == ()
+    assert [recorded_with(replace(manifest, rendering=Rendering(chat=chat))) for chat in (None, False)] == [
+        (),
+        ("--raw",),
+    ]
     rendering = Rendering({"enable_thinking": False}, "Be brief.", chat=True)
     target = replace(manifest.target, compression="nf4")
     sampled = replace(manifest, target=target, rendering=rendering, temperature=0.7, top_k=5, top_p=0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from itertools import pairwise
@@ -12,10 +13,12 @@ import pytest
 
 from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, without_failed
 from draftgauge.api.baselines import transformers_arms
+from draftgauge.api.bench import DEFAULTS, _compared, bench
 from draftgauge.api.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
 from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import PLAIN, DeviceSpec, PairSpec
+from draftgauge.api.requests import PLAIN, BenchRequest, DeviceSpec, PairSpec
 from draftgauge.decoding import DecodingSettings
+from draftgauge.policies.registry import complexity_of
 from tiny import save_tiny
 
 NAMES = (PLAIN, "b", "c")
@@ -176,3 +179,19 @@ def test_an_outside_baseline_that_fails_drops_out_with_a_warning(fails_at: int) 
     assert [arm.name for arm in kept] == [PLAIN, "c"]
     assert warnings == ["b fails on this pair and is left out (ValueError: main and assistant differ)"]
     assert {row["policy"] for row in bench_rows(kept, PROMPTS, "uncompressed")} == {PLAIN, "c"}
+
+
+def test_a_bench_that_names_no_policy_asks_for_no_longer_drafts_than_it_may() -> None:
+    named = [policy.spec for policy in _compared(BenchRequest(), {}, DEFAULTS, 4, None).named]
+    assert "fixed:4" in named
+    assert "fixed:6" not in named
+
+
+def test_runs_of_a_folder_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("draftgauge.api.bench.select_runs", lambda _: [(tmp_path / name, None) for name in "ab"])
+    monkeypatch.setattr("draftgauge.api.bench._bench_run", lambda *_: [{"policy": "plain"}])
+    assert bench(tmp_path) == [{"policy": "plain", "run": name} for name in "ab"]
+
+
+def test_a_server_may_be_named_by_a_file_that_is_not_here() -> None:
+    assert complexity_of("two-source.json") == math.inf

@@ -26,6 +26,7 @@ from draftgauge.policies.batch import WHOLE_BATCH, WholeBatch
 from draftgauge.replaying.batch_rows import ROUNDS, batch_rows, queues_of
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
 from linear_costs import curve
@@ -147,6 +148,22 @@ def test_more_requests_want_shorter_drafts(run: Path, tmp_path: Path) -> None:
     assert "Best length by load" in page
     replace(curve, batched=None).save(folder / COSTS_NAME)
     assert "Best length by load" not in write_report(folder, tmp_path / "report.html").read_text()
+
+
+def test_costs_measured_again_keep_those_of_batches(run: Path, models: dict[str, Any], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    batched = CostCurve.load(folder / COSTS_NAME).batched
+    assert batched is not None
+    profile(**(models | SMALL), out=folder, measure=True)
+    assert CostCurve.load(folder / COSTS_NAME).batched == batched
+
+
+def test_batches_of_an_engine_are_priced_as_measured() -> None:
+    """Plain decoding without the draft model loaded, and a drafted token by the mean of all."""
+    verify, draft = ((0.02, 0.021, 0.022), (0.03, 0.04, 0.05)), ((0.0, 0.004, 0.006), (0.0, 0.004, 0.008))
+    batches = EngineCosts("vllm", (1, 8), (0.01, 0.03), verify, draft).of_batches()
+    assert [row[0][0] for row in batches.verify] == [0.01, 0.03]
+    assert [row[0][0] for row in batches.draft] == [0.003, 0.004]
 
 
 def test_files_without_batches_are_read_and_say_what_to_do(run: Path, tmp_path: Path) -> None:

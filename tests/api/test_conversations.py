@@ -111,6 +111,11 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
     assert [p.prompt_tokens for p in recorded] == [len(tokens) for _, tokens in encoded]
     rows = bench(run, policies=("fixed:1",), baselines=False, rounds=1)
     assert {row["prompts"] for row in rows} == {5}
+    both = tmp_path / "both"  # a target in float16 may answer otherwise: later turns stand behind its own
+    profile(**pair, **SMALL, out=both, turns=2, chat_template_args={"enable_thinking": False}, compression="fp32,fp16")
+    half = Manifest.load(both / "fp16")
+    encoded = prompts_of(both / "fp16", half, load_pair_of(half).encoder)
+    assert [p.prompt_token for p in read_trace(both / "fp16").prompts] == [tuple(tokens) for _, tokens in encoded]
     with pytest.raises(DraftgaugeError, match="leave out --turns"):
         bench(run, turns=1)
 

@@ -15,10 +15,13 @@ from safetensors.torch import save_file
 
 import draftgauge as dg
 from command_line import draftgauge, rows_of
-from draftgauge.api.doctor_checks import SUSPECT, Evidence, examine
+from draftgauge.api.doctor import _of_files
+from draftgauge.api.doctor_checks import SUSPECT, UNKNOWN, Evidence, examine
+from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.layouts import read_layout
+from draftgauge.drafters.checkpoints.live import CheckpointSource
 from draftgauge.drafters.checkpoints.shapes import _shapes
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
@@ -121,6 +124,9 @@ def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:
     )
     assert {row["status"] for row in examine(healthy)} == {"well"} | {"unknown"}
     assert faults(examine(Evidence(counts=SpeculationCounts(259, 1025, 357, (170, 100, 60, 27))))) == []
+    for unlike in (SpeculationCounts(900, 1200, 660, (600, 50, 10)), SpeculationCounts(900, 2700, 660)):
+        depth = [row["status"] for row in examine(Evidence(counts=unlike)) if row["check"] == "depth"]
+        assert depth == ["unknown"]  # drafts that ended earlier did not fail there, or no position is counted
 
 
 @pytest.mark.slow
@@ -170,6 +176,38 @@ def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
     rows = dg.doctor(**options, drafter=str(drafter))
     assert set(faults(rows)) - COSTLY == {"layers-read"}
     assert any("target_layer_ids [1, 2, 3]" in (row["evidence"] or "") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("target", "made_for"),
+    [
+        ("org/Other-8B", "org/Model-8B"),
+        ("elsewhere/model-8b-AWQ", ""),
+        ("FOLDER/models--org--Model-8B/snapshots/0a1b", ""),
+        ("FOLDER/target", UNKNOWN),  # a folder's name need not say what is in it
+    ],
+)
+def test_a_checkpoint_is_told_to_be_made_for_another_target_by_names_that_say_so(
+    target: str, made_for: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target.replace("FOLDER", str(tmp_path))
+    if target.startswith("/"):
+        Path(target).mkdir(parents=True)
+    monkeypatch.setattr("draftgauge.api.doctor.load_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr(CheckpointSource, "trained_for", lambda source: "org/Model-8B")
+    assert _of_files(PairSpec(target=target), target, "checkpoint", FIXTURE).made_for == made_for
+
+
+def test_what_files_do_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is not downloaded yet has no fingerprint, and a GGUF file's compression is its own."""
+    monkeypatch.setattr("draftgauge.api.doctor.load_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr("draftgauge.api.doctor.quantisation_method", lambda *_: None)
+    drafter = Path(__file__).parents[2] / "drafters" / "smollm2-135m" / "hidden"
+    evidence = _of_files(PairSpec(target="org/not-here"), "org/not-here", "reuse", drafter)
+    assert evidence.made_for == UNKNOWN
+    pair = PairSpec(target=str(tmp_path / "target.gguf"))
+    assert _of_files(pair, str(pair.target), "language_model", tmp_path).compression == UNKNOWN
+    assert _of_files(PairSpec(target="org/it"), "org/it", "language_model", tmp_path).compression != UNKNOWN
 
 
 def test_a_run_of_models_that_are_elsewhere_is_judged_without_fetching_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,8 @@ def test_positions_that_are_not_the_target_s_choice_are_flagged(
     assert read_differences(tmp_path / "run") == {0: (), 1: (len(tokens) - 1,)}
     trace = read_trace(tmp_path / "run")
     assert rows[-1]["differing"] == pytest.approx(1 / trace.positions)
+    by_task = {row["task"]: row["differing"] * row["tokens"] for row in rows}
+    assert by_task == pytest.approx(dict.fromkeys(by_task, 0) | {trace.prompts[1].task: 1, "all": 1})
     assert [p.index for p in trace.prompts] == [0, 1]
 
 

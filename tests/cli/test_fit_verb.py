@@ -78,8 +78,12 @@ def test_an_engine_has_a_rule_fitted_to_its_own_costs(run: Path, tmp_path: Path)
     """Where a drafted token costs as much as verifying one, and in the loop a tenth, the draft model is not asked."""
     costs, out = tmp_path / "costs.json", tmp_path / "p.json"
     dear = tuple(0.01 * tokens for tokens in range(3))
-    EngineCosts("vllm", (1,), plain=(0.01,), verify=((0.01, 0.02, 0.03),), draft=(dear,)).save(costs)
-    succeeds("fit", run, "-p", "two-source", "--costs", costs, "-e", "vllm", "--out", out)
+    EngineCosts("vllm", (1,), plain=(0.01,), verify=((0.01, 0.02, 0.03),), draft=(dear,), drafted_by="draftgauge").save(
+        costs
+    )
+    fitting = ("fit", run, "-p", "two-source", "--costs", costs, "-e", "vllm", "--out", out)
+    following = " ".join(succeeds(*fitting).output.partition("Next: draftgauge ")[2].split())
+    assert out.name in succeeds(*following.split()).output  # and not `replay`, whose drafts may be longer
     assert load_fitted(out).gamma_max == 2
     assert set(load_fitted(out).parameters["accepted_by_depth"]) == {0.0}
     succeeds("fit", run, "-p", "two-source", "--out", out)

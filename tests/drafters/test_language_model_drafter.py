@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.drafters.language_model import LanguageModelSource
+from draftgauge.drafters.source import LoadOptions
 from draftgauge.verification import Sampling, probabilities, signals
 from markov import MarkovModel
 
@@ -135,3 +140,25 @@ def test_nothing_is_drafted_past_the_context():
     assert drafter.propose(8, None).tokens == []
     drafter.prefill([0] * 9)
     assert drafter.propose(8, None).tokens == []
+
+
+@pytest.mark.parametrize(
+    ("source", "engine", "expected"),
+    [
+        ("draft.gguf", "lean", ("uncompressed", "cpu", "auto")),  # a file is on the CPU, as it was compressed
+        ("draft.gguf", "gguf-fast", ("uncompressed", "cpu", "gguf-fast")),
+        ("draft", "lean", ("bf16", "cuda:0", "lean")),
+        ("draft", "gguf-fast", ("bf16", "cuda:0", "auto")),
+    ],
+)
+def test_a_draft_in_a_file_is_loaded_as_such_beside_any_target(
+    source: str, engine: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    model = SimpleNamespace(spec=SimpleNamespace(family="llama", engine="lean", context=8))
+    monkeypatch.setattr("draftgauge.drafters.language_model.is_gguf", lambda name: str(name).endswith(".gguf"))
+    load = "draftgauge.drafters.language_model.load_model"
+    monkeypatch.setattr(load, lambda _, *options: asked.extend(options) or model)
+    target = SimpleNamespace(spec=SimpleNamespace(device=torch.device("cuda:0")))
+    LanguageModelSource.load(source, target, LoadOptions(engine=engine, compression="bf16"))  # type: ignore[arg-type]
+    assert tuple(map(str, asked[:3])) == expected

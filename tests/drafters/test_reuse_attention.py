@@ -53,14 +53,20 @@ def test_one_softmax_over_shared_and_own_keys(attention, depths: int) -> None:
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
 
 
-def test_a_gpus_kernels_get_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that are injected as they are, are float32 under autocast, and the backward kernel is cast nothing."""
+@pytest.mark.parametrize(("capability", "fused"), [((9, 0), True), ((7, 5), False)])
+def test_a_gpus_kernels_get_one_dtype(
+    capability: tuple[int, int], fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that are injected as they are, are float32 under autocast, and the backward kernel is cast nothing. GPUs
+    before Ampere have no such kernels."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr("draftgauge.drafters.reuse.joint.plain_attention", lambda queries, *_: queries)
     given: list[torch.dtype] = []
     monkeypatch.setattr(FusedCausal, "apply", lambda *tensors: given.extend(t.dtype for t in tensors) or tensors[0])
     with FakeTensorMode():
         half, wide = (torch.empty(1, KEY_HEADS, ROWS, DIM, dtype=d, device="cuda") for d in (torch.bfloat16, None))
         joint_attention(half.repeat_interleave(2, 1), (wide, wide), [(half, half)], causal=True)
-    assert given == [torch.bfloat16] * 5
+    assert given == [torch.bfloat16] * 5 * fused
 
 
 @pytest.mark.parametrize("rope", [None, YARN])

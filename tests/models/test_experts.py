@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import MethodType
 
@@ -74,6 +75,25 @@ def test_the_experts_that_passes_read_are_counted(family: str) -> None:
         assert counted[count - 1] == pytest.approx(sum(read) / len(read))
     assert list(counted) == sorted(counted)
     assert experts_read(wrap(tiny_model(), "lean"), TEXT.tolist(), 5) == ()
+
+
+def test_experts_are_counted_where_a_pass_is_split_and_not_where_a_router_names_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine takes long texts in by parts, of which the last may be shorter than a draft; routers of Llama 4 and
+    DBRX return scores alone."""
+    model = tiny_model(MIXTURES[0])
+    whole = experts_read(wrap(model, "lean"), TEXT.tolist(), 5)
+    monkeypatch.setattr("draftgauge.models.lean.PREFILL_CHUNK", 20)
+    assert experts_read(wrap(model, "lean"), TEXT.tolist()[:22], 5) == pytest.approx(
+        experts_read(wrap(model, "lean"), TEXT.tolist()[:20], 5)
+    )
+    assert len(whole) == 5
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            gate = layer.mlp.gate
+            monkeypatch.setattr(gate, "register_forward_hook", lambda hook: nullcontext())
+    assert experts_read(wrap(model, "lean"), TEXT.tolist(), 5) == ()
 
 
 def test_a_profile_shows_them_beside_what_verifying_takes(tmp_path: Path) -> None:

@@ -106,6 +106,11 @@ def test_a_family_decodes_losslessly_and_its_dense_trace_is_right(family: str) -
         np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
 
 
+@pytest.mark.parametrize(("family", "together"), [("llama", True), ("opt", False), ("bloom (ALiBi)", False)])
+def test_branches_that_each_have_a_cache_grow_one_at_a_time(family: str, together: bool) -> None:
+    assert (wrap(made(family), "modules").spec.branches > 1) == together
+
+
 @pytest.mark.parametrize("family", ["openai-gpt", "rwkv", "bert", "bart", "xlstm", "xlm", "rembert"])
 def test_a_family_that_does_not_decode_with_a_cache_is_refused(family: str) -> None:
     with pytest.raises(ModelError, match="does not decode with a cache of keys and values"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, evaluate,
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay
 from draftgauge.replaying.splits import design_of
+from draftgauge.reporting import page
 from draftgauge.reporting.page import advise, policy_table, render
 from draftgauge.reporting.rows import Run, best_length, describe, judge_run, policy_rows
 from draftgauge.traces.build import select
@@ -125,3 +128,26 @@ def test_the_best_policy_is_marked_and_the_bound_is_not(read):
     assert [name for name, kind in kinds.items() if kind == "best"] == [best]
     assert kinds["hindsight"] == kinds["hindsight-two-sources"] == "bound"
     assert "live" not in table.headings
+
+
+def test_live_rows_of_another_run_of_the_same_target_are_left_out(runs: list[Path]) -> None:
+    """As ``bench`` writes them for a folder of several runs."""
+    row = {"compression": "uncompressed", "task": ALL_TASKS, "policy": "fixed:2", "tokens_per_second": 3.0}
+    row |= {"tokens_per_step": 1.5, "ratio_to_plain": 2.0, "ratio_to_plain_low": 1.0, "ratio_to_plain_high": 3.0}
+    named = {runs[0].name: 2.0, "another": 7.0}
+    bench = [row | {"run": name, "ratio_to_plain": ratio, "mismatches": 0} for name, ratio in named.items()]
+    (run,) = read_runs(runs[:1], bench)
+    assert run.rows[ALL_TASKS, "fixed:2"]["live_ratio"] == 2.0
+
+
+@pytest.mark.parametrize(("gamma", "setting"), [(3, "fixed:3"), (0, "plain")])
+def test_engines_without_the_rule_are_told_not_to_draft_where_no_length_pays(
+    gamma: int, setting: str, read: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, str] = {}
+    monkeypatch.setattr(page, "flags_of", lambda engine, setting, *_: asked.setdefault(engine.name, setting))
+    target = replace(read[0].manifest.target, source="org/target")
+    verdict: Any = SimpleNamespace(setting="lookup")
+    page._flags(replace(read[0], manifest=replace(read[0].manifest, target=target), verdict=verdict), gamma)
+    assert asked["sglang"] == setting
+    assert asked["vllm"] == "lookup"

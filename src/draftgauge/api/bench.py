@@ -94,7 +94,9 @@ def bench(
     if pair is None and request.folder is not None:
         _check_given(request, request.folder)
         runs = select_runs(request.folder)
-        return [row for run, manifest in runs for row in _bench_run(request, run, manifest, objects, over, progress)]
+        named = [{"run": run.name} if len(runs) > 1 else {} for run, _ in runs]
+        benched = [_bench_run(request, *each, objects, over, progress) for each in runs]
+        return [row | name for name, rows in zip(named, benched, strict=True) for row in rows]
     if pair is not None:
         refuse_beside_pair(request, "folder")
     check_draft_is_used(request.pair)
@@ -125,7 +127,7 @@ def _compared(
     request: BenchRequest, objects: Mapping[str, Policy], default: Sequence[str], gamma_max: int, over: Reference | None
 ) -> _Compared:
     """The policies to decode with, that of ``over`` among them; unknown ones are refused before anything is loaded."""
-    specs = request.policies or (() if objects else default)
+    specs = request.policies or (() if objects else tuple(d for d in default if (fixed_length(d) or 0) <= gamma_max))
     if over is not None and over.arm != PLAIN:
         if over.arm == "fixed":
             raise DraftgaugeError(f"gains are stated over one policy, and {over.arm!r} stands for several")

@@ -25,7 +25,7 @@ from draftgauge.drafters.reuse.persistence import is_drafter, read_description, 
 from draftgauge.drafters.source import drafter_kind
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
-from draftgauge.models.fingerprint import files_of, fingerprint
+from draftgauge.models.fingerprint import files_of
 from draftgauge.models.gguf_library import is_gguf
 from draftgauge.models.loading import load_tokenizer, quantisation_method
 from draftgauge.models.tap_plan import TapPlan
@@ -36,6 +36,7 @@ from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
+from draftgauge.training.reuse.prepare import known_fingerprint
 
 COMPARED = 4  # prompts on which other layers are tried
 
@@ -107,7 +108,7 @@ def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None)
     if drafter_kind(kind) is LanguageModelSource and not is_gguf(source):
         theirs = load_tokenizer(source, trusted, role="draft")
         held = (quantisation_method(folder) or UNCOMPRESSED, quantisation_method(source) or UNCOMPRESSED)
-        return replace(evidence, draft_tokenizer=theirs, compression=held)
+        return replace(evidence, draft_tokenizer=theirs, compression=UNKNOWN if is_gguf(folder) else held)
     if kind == CHECKPOINT:
         config = read_config(source)
         layout, method = read_layout(config, str(source)), method_of(config, source)
@@ -117,18 +118,17 @@ def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None)
         except ModelError as wrong:
             error = str(wrong)
         named = drafter_kind(kind).trained_for(source)
-        same = named is not None and Path(named).name.lower() == Path(target).name.lower()
+        same = named is not None and Path(named).name.lower() in target.lower()  # also of a copy, as -AWQ or a snapshot
         longest = layout.decoder.rope.get("max_position_embeddings") or UNKNOWN
-        made_for = UNKNOWN if named is None else "" if same else named
+        made_for = "" if same else UNKNOWN if named is None or Path(target).is_dir() else named
         held = (UNCOMPRESSED, method or UNCOMPRESSED)
         return replace(evidence, map_error=error, made_for=made_for, longest=longest, compression=held)
     if is_drafter(source):
         description = read_description(Path(source))
         config = description["config"]
-        same = config["target_fingerprint"] == fingerprint(folder, texts=False)
-        other = config.get("target_source") or "another checkpoint"
-        trained = (UNCOMPRESSED, trained_compression(description))
-        return replace(evidence, made_for="" if same else other, compression=trained)
+        known, other = known_fingerprint(folder), config.get("target_source") or "another checkpoint"
+        made_for = UNKNOWN if known is None else "" if config["target_fingerprint"] == known else other
+        return replace(evidence, made_for=made_for, compression=(UNCOMPRESSED, trained_compression(description)))
     return evidence
 
 
@@ -149,7 +149,7 @@ def _layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple
         for prompt, tokens in list(zip(trace.prompts, trace.outputs, strict=True))[:COMPARED]:
             text, output = list(prompt.prompt_token), tokens.tolist()
             target.reset()
-            target.forward(upload([*text, *output], target.spec.device))
+            target.forward(upload([*text, *output], target.spec.device), last_only=True)
             drafts = drafter.draft_everywhere(text, output, 1, target.spec.vocabulary)
             right += (drafts.tokens[:, 0] == tokens).tolist()
         rates[reading] = sum(right) / len(right)

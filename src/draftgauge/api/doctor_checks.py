@@ -287,7 +287,7 @@ def _too_expensive(e: Evidence, cost: str, part: str) -> Seen:
 
 
 def depth(e: Evidence) -> Seen:
-    if e.near_chance:
+    if e.near_chance or (e.counts is not None and not (e.counts.by_position and e.counts.alike)):
         return None
     if e.counts is not None:
         rates = [(b / max(1, a), a) for a, b in pairwise((e.counts.drafts, *e.counts.by_position))]

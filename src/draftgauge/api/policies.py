@@ -54,8 +54,10 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
     return tuple(policies)
 
 
-def default_policies(run: Path) -> tuple[str, ...]:
-    return (*compared_policies(), *sorted(str(path) for path in run.glob(f"*{FITTED_SUFFIX}") if is_fitted(path)))
+def default_policies(run: Path, gamma_max: int | None = None) -> tuple[str, ...]:
+    """Those compared, and what lies fitted in a run's folder; with ``gamma_max`` only for drafts that long."""
+    files = [path for path in sorted(run.glob(f"*{FITTED_SUFFIX}")) if is_fitted(path)]
+    return (*compared_policies(), *(str(path) for path in files if gamma_max in (None, load_fitted(path).gamma_max)))
 
 
 def expanded(policies: Iterable[NamedPolicy], gamma_max: int) -> tuple[NamedPolicy, ...]:

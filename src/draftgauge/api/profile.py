@@ -130,6 +130,8 @@ def record_runs(
                     if pair.compression != name:
                         del pair  # two targets may not fit
                         pair = load_pair(request.pair.at(name))
+                        if request.prompts.turns > 1:  # behind its own answers
+                            encoded = encode_prompts(pair.encoder, chosen, path, limit, request.prompts)
                     with writer:  # a run is complete only with its costs
                         recorded = record_missing(pair, writer, encoded, request, progress, answers)
                         if recorded or request.costs.measure or not has_costs(writer, request):
@@ -204,14 +206,12 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     for run in runs:
         manifest = Manifest.load(run)
         trace, costs = read_run(run)
-        verify, differing = costs.verify[len(costs.contexts) // 2], None
-        if manifest.outputs is not None:
-            noted = read_differences(run)
-            differing = sum(len(noted.get(prompt.index, ())) for prompt in trace.prompts) / trace.positions
+        verify = costs.verify[len(costs.contexts) // 2]
+        noted = None if manifest.outputs is None else read_differences(run)
         for task, mask in task_masks(trace):
             part = select(trace, mask)
             fixed = [outcome.tokens_per_second for outcome in replay_fixed_all(part, costs)]
-            drafted = part.drafted > 0
+            drafted, differ = part.drafted > 0, [len((noted or {}).get(prompt.index, ())) for prompt in part.prompts]
             rows.append(
                 {
                     "compression": trace.compression,
@@ -226,7 +226,7 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "cost_ratio": costs.cost_ratio(),
                     "cost_doubt": costs.doubt() or None,
                     "verify_one_ms": 1e3 * verify[0],
-                    "differing": differing,
+                    "differing": None if noted is None else sum(differ) / part.positions,
                     "device": manifest.device,
                     "run": str(run),
                     **{f"experts_{count}": read for count, read in enumerate(costs.experts, 1)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -175,6 +176,8 @@ def measure_pair(
     curve = measured(pair, plan, request.randomness.seed, progress)
     experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
     curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine, experts=experts)
+    with suppress(TraceError):  # what batches cost is kept unless it is measured again
+        curve = replace(curve, batched=run_costs(run).batched)
     curve.save(run / COSTS_NAME)
     if not request.batches:
         return

@@ -65,9 +65,8 @@ def replay(
     rows: list[dict[str, Any]] = []
     runs = select_runs(request.folder)
     for run, manifest in runs:
-        named = (
-            read_policies(("no-draft", "fixed", *default_policies(run))) if default and not request.batches else asked
-        )
+        usual = ("no-draft", "fixed", *default_policies(run, manifest.gamma_max))
+        named = read_policies(usual) if default and not request.batches else asked
         policies = expanded(named, manifest.gamma_max)
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, fitted_on(policies))

@@ -50,7 +50,7 @@ def write_report(
     for run, manifest in select_runs(folder):
         if compressions is not None and manifest.target.compression not in compressions:
             continue
-        named = expanded(read_policies((*default_policies(run), *policies)), manifest.gamma_max)
+        named = expanded(read_policies((*default_policies(run, manifest.gamma_max), *policies)), manifest.gamma_max)
         trace, costs = read_run(run)
         design = design_of(trace, None, fitted_on(named))
         made = {policy.spec: policy.make(trace.gamma_max, costs) for policy in named}

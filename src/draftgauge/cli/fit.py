@@ -31,7 +31,10 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     else:
         why = "the run has too few validation prompts" if request.split == TRAIN else "it learnt from all"
         say(f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as {why}")
-    if request.split != TRAIN:
+    if request.costs is not None:
+        following = f"Next: draftgauge advise {quote(str(request.folder))} --engine {request.engine} --costs "
+        following += f"{quote(str(request.costs))} --policy {quote(str(request.out))}"
+    elif request.split != TRAIN:
         following = f"Next: give --policy {quote(str(request.out))} to draftgauge generate or bench, with this pair"
     elif all(row["judgeable"] for row in rows):
         following = f"Next: draftgauge replay {quote(str(request.folder))} --policy {quote(str(request.out))}"

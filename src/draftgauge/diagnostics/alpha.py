@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from draftgauge.diagnostics.texts import HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.taps import batch_features
+from draftgauge.models.taps import batch_features, nowhere
 
 Ints = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ def agreement(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutTex
     """
     agreed = [np.zeros((len(text.output), depths), np.int64) for text in texts]
     for batch in text_batches(texts, depths, next(net.parameters()).device):
-        features = batch_features(module, batch.tokens, net.config.tap_plan)
+        features = batch_features(module, batch.tokens, net.config.tap_plan, nowhere(batch.tokens))
         states = unroll_states(net, batch.tokens, features, depths, batch.begin)
         right = np.stack(
             [batch.right(net, state, depth, batch.begin).cpu().numpy() for depth, state in enumerate(states)], -1

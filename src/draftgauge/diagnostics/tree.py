@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.drafting import ChainState, begin, step_many, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.models.taps import batch_features
+from draftgauge.models.taps import batch_features, nowhere
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def tree_acceptance(
     found = []
     for text in texts:
         tokens = text.tokens
-        features = batch_features(module, torch.tensor([tokens], device=module.device), net.config.tap_plan)
+        whole = torch.tensor([tokens], device=module.device)
+        features = batch_features(module, whole, net.config.tap_plan, nowhere(whole))
         chain, anchors, steps = begin(net), 0, 0
         committed = len(text.prompt)
         while committed < len(tokens):

@@ -281,13 +281,8 @@ def draft_refused(
 
 
 def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Acceptance and survival ``[2, n]``, and a rejected token ``[n]``, drawn from ``norm(max(q - p, 0))``.
-
-    Args:
-        p: ``[n, V]`` the target's distributions.
-        q: ``[n, W]`` the draft's; a narrower one has no mass on the ids it lacks.
-        output: ``[n]`` its tokens.
-    """
+    """Acceptance and survival ``[2, n]``, and a rejected token ``[n]``, drawn from ``norm(max(q - p, 0))``: of the
+    target's ``p`` ``[n, V]`` and the draft's ``q`` ``[n, W]``, without mass on ids that it lacks, at these tokens."""
     shared = p[:, : q.shape[-1]]
     position = torch.arange(len(output), device=p.device)
     inside = output < q.shape[-1]

@@ -151,9 +151,10 @@ class LanguageModelSource(DraftSource):
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> LanguageModelSource:
         assert source is not None
-        held, device = draft_compression(options.compression), options.device or target.spec.device
-        of_files = options.engine in GGUF_ENGINES  # the engine of the target's file says nothing of a draft in a folder
-        engine = "auto" if of_files and not is_gguf(source) else options.engine
+        file = is_gguf(source)  # of it neither the target's compression nor its device says anything, nor its engine
+        held = draft_compression("" if file else options.compression)
+        device = options.device or ("cpu" if file else target.spec.device)
+        engine = options.engine if (options.engine in GGUF_ENGINES) == file else "auto"
         return cls(source, load_model(source, held, device, engine, options.trust_remote_code))
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> LanguageModelDrafter:

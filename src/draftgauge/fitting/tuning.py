@@ -26,14 +26,11 @@ def tune(name: str, trace: Trace, costs: CostCurve) -> tuple[str, float]:
 
 def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = None) -> Rivals:
     if names is None:
-        names = [name for name in tunable_policies() if _points(name, trace) and _replays(name, trace, costs)]
+        names = [name for name in tunable_policies() if _points(name, trace)]
+        names = [name for name in names if can_replay(trace, make_policy(name, trace.gamma_max, costs))]
     tuned = dict(tune(name, trace, costs) for name in names)
     best = max(tuned, key=tuned.__getitem__)
     return Rivals({spec: make_policy(spec, trace.gamma_max, costs) for spec in tuned}, best)
-
-
-def _replays(name: str, trace: Trace, costs: CostCurve) -> bool:
-    return can_replay(trace, make_policy(name, trace.gamma_max, costs))
 
 
 def _points(name: str, trace: Trace) -> list[str]:

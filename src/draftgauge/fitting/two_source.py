@@ -96,13 +96,9 @@ def _scaled(
 
 
 def _examples(trace: Trace) -> tuple[Floats, Floats]:
-    """Drafted tokens ``[n, 4]``: logit of confidence, whether a match agrees and disagrees, whether it was accepted;
-    and looked-up tokens ``[m, 4]``: :func:`~draftgauge.policies.two_source.lookup_terms`, whether they were the
-    output's.
-
-    Of every position: the drafted tokens up to the first rejected one, and after each accepted draft the looked-up ones
-    up to the first that is wrong.
-    """
+    """Of every position the drafted tokens up to the first wrong one ``[n, 4]``: logit of confidence, whether a match
+    agrees and disagrees, whether it was accepted; and after each accepted draft the looked-up ones up to the first that
+    is wrong ``[m, 4]``: :func:`~draftgauge.policies.two_source.lookup_terms`, whether they were the output's."""
     check_prompt_tokens(trace)
     drafted, looked_up = [], []
     caps, index = draft_caps(trace).tolist(), NgramIndex()

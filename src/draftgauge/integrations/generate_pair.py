@@ -94,11 +94,9 @@ class BoundPair:
 
 @torch.inference_mode()
 def _weights(model: CachedModel) -> tuple[tuple[int, int] | float, ...]:
-    """What tells that a model's weights are still those that an engine has taken over.
-
-    PyTorch counts writes to a tensor, but neither those through ``.data`` nor those of fused optimisers. So where an
-    engine holds copies of weights, these are looked at: their norm, and the sum of some elements.
-    """
+    """What tells that a model's weights are still those that an engine has taken over. PyTorch counts writes to a
+    tensor, but neither those through ``.data`` nor those of fused optimisers. So where an engine holds copies of
+    weights, these are looked at: their norm, and the sum of some elements."""
     parameters = list(model.module.parameters())
     written = tuple((each.data_ptr(), 0 if each.is_inference() else each._version) for each in parameters)
     if not isinstance(model, LeanModel):

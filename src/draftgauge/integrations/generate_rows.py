@@ -65,12 +65,10 @@ class ProcessedModel:
             shown = logits[position - start].to(self._row.device).repeat(self._row.batch, 1)
             processed = self._processors(self._row.shown(self._text[: position + 1]), shown)
             row.copy_(processed[self._row.index])
-            if position + 1 < end and not self._can_follow(row, self._text[position + 1]):
+            token = self._text[position + 1] if position + 1 < end else None
+            if token is not None and not (row.argmax() == token if self._greedy else row[token].isfinite()):
                 break
         return scores
-
-    def _can_follow(self, scores: Tensor, token: int) -> bool:
-        return int(scores.argmax()) == token if self._greedy else bool(scores[token].isfinite())
 
 
 class CriteriaWatch:

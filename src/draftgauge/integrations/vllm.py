@@ -222,11 +222,8 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
 
 @contextmanager
 def _own_defaults() -> Iterator[None]:
-    """float32 and the CPU as torch's defaults, which vLLM changes while it loads.
-
-    Only where they are others: under ``torch.device`` every operation goes through Python, and small models take twice
-    the time.
-    """
+    """float32 and the CPU as torch's defaults, which vLLM changes while it loads. Only where they are others: under
+    ``torch.device`` every operation goes through Python, and small models take twice the time."""
     probe = torch.empty(0)
     if probe.dtype == torch.float32 and probe.device.type == "cpu":
         yield

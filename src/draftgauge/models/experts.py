@@ -18,10 +18,8 @@ LONGEST = 1024  # tokens of text that are looked at
 @torch.inference_mode()
 def experts_read(target: CachedModel, text: Sequence[int], most: int) -> tuple[float, ...]:
     """``[most]`` how many different experts a layer reads in a pass over 1, 2, ... consecutive tokens of a text, in the
-    mean over passes and layers with experts; empty where no layer has any. The target's cache is emptied.
-
-    Where a token goes follows from the text before it, however many tokens a pass takes in: one pass tells of all.
-    """
+    mean over passes and layers with experts; empty where no layer has any. The target's cache is emptied. Where a token
+    goes follows from the text before it, however many tokens a pass takes in: one pass tells of all."""
     chosen: list[Tensor] = []  # [T, experts a token] of each layer
 
     def note(router: nn.Module, inputs: Any, output: Any) -> None:
@@ -38,6 +36,6 @@ def experts_read(target: CachedModel, text: Sequence[int], most: int) -> tuple[f
         target.reset()
         target.forward(upload(list(tokens), target.spec.device), last_only=True)
         target.reset()
-    used = [torch.zeros(len(ids), int(ids.max()) + 1).scatter_(1, ids.cpu(), 1) for ids in chosen]
+    used = [torch.zeros(len(ids), int(ids.max()) + 1).scatter_(1, ids.cpu(), 1) for ids in chosen if len(ids) >= most]
     counted = ([layer.unfold(0, count, 1).amax(-1).sum(-1).mean() for layer in used] for count in range(1, most + 1))
-    return tuple(float(torch.stack(layers).mean()) for layers in counted)
+    return tuple(float(torch.stack(layers).mean()) for layers in counted if layers)

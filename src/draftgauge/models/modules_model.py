@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NoReturn
 from weakref import WeakSet
 
@@ -17,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from draftgauge.core.errors import ModelError, is_out_of_memory
-from draftgauge.models.base import BranchSession
+from draftgauge.models.base import BranchSession, ModelSpec
 from draftgauge.models.hidden import HiddenStates, watching
 from draftgauge.models.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
 from draftgauge.models.spec import check_context, check_starts, model_spec
@@ -38,7 +39,8 @@ class ModulesModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.module = model.eval()
-        self.spec = model_spec(model, "modules")
+        together = ModelSpec.branches if takes_branch_masks(model) else 1  # else each has a copy of the cache
+        self.spec = replace(model_spec(model, "modules"), branches=together)
         self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._cache = rollback_cache(model)
         self._length = 0

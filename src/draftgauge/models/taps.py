@@ -120,6 +120,11 @@ class Features:
         )
 
 
+def nowhere(tokens: Tensor) -> Tensor:
+    """For the ``where`` of :func:`batch_features` over these tokens: no logits are computed."""
+    return torch.zeros(tokens.shape, dtype=torch.bool)
+
+
 @torch.no_grad()
 def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where: Tensor | None = None) -> Features:
     """One pass of a target, in evaluation mode, over whole texts, without gradients.

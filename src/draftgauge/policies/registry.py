@@ -122,7 +122,8 @@ def grid_specs(name: str) -> Iterator[str]:
 
 def complexity_of(spec: str) -> float:
     """How many numbers of a policy are tuned or fitted; infinite for a user's own."""
-    entry = entry_of(load_fitted(Path(spec)).policy if spec.endswith(FITTED_SUFFIX) else spec)
+    there = spec.endswith(FITTED_SUFFIX) and Path(spec).exists()  # a server may be named by a file that lies with it
+    entry = entry_of(load_fitted(Path(spec)).policy if there else spec)
     return math.inf if entry is None else entry.complexity
 
 

@@ -84,11 +84,8 @@ def _agreeing(tokens: Sequence[int], output: Sequence[int]) -> int:
 
 
 def _draft(policy: Policy, columns: list[list[float]], most: int, last_too: bool) -> list[Signal]:
-    """The signals of the tokens that a policy drafts; it is asked after each but the last possible one, or told of that
-    too.
-
-    ``columns``: the fields of a signal after its depth, each ``[G]``.
-    """
+    """The signals of the tokens that a policy drafts, asked after each but the last possible one or told of that too;
+    ``columns`` are the fields of a signal after its depth, each ``[G]``."""
     signals: list[Signal] = []
     keep_drafting = policy.keep_drafting
     for signal in map(Signal._make, islice(zip(count(1), *columns, strict=False), most)):

@@ -128,7 +128,7 @@ def advise(run: Run) -> dict[str, Any]:
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
-        "flags": _flags(run, gamma) if run.verdict.speculate and not run.verdict.unknown else [],
+        "flags": _flags(run, best_length(fixed)) if run.verdict.speculate and not run.verdict.unknown else [],
         "tasks": [
             (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
             for task, own in by_task
@@ -148,7 +148,7 @@ def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
         engine = ENGINES[name]
         if not engine.drafters or manifest.drafter in engine.drafters:
             runs_it = engine.policies or setting_length(run.verdict.setting) is not None
-            setting = run.verdict.setting if runs_it else f"{FIXED}{gamma}"
+            setting = run.verdict.setting if runs_it else f"{FIXED}{gamma}" if gamma else "plain"
             flags.append((name, flags_of(engine, setting, deployment, run.folder, run.split)))
     return flags
 

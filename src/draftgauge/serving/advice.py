@@ -153,11 +153,9 @@ def _run(setting: str, trace: Trace, costs: CostCurve) -> Replay:
 
 
 def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> Replay:
-    """llama.cpp's rule: the first token below ``p_min`` ends the draft; it was drafted, and is not verified.
-
-    ``common_speculative_impl_draft_simple::draft`` in llama.cpp's ``common/speculative.cpp``. Its probabilities are of
-    the ten most likely tokens, the recorded ones of all, so it drafts a little further than this says.
-    """
+    """llama.cpp's rule: the first token below ``p_min`` ends the draft; it was drafted, and is not verified
+    (``common_speculative_impl_draft_simple::draft`` in its ``common/speculative.cpp``). Its probabilities are of
+    the ten most likely tokens, the recorded ones of all, so it drafts a little further than this says."""
     sure = trace.confidence[:, :longest].astype(np.float64) >= p_min
     lengths = np.where(sure.all(axis=1), sure.shape[1], sure.argmin(axis=1))
     outcome = replay_lengths(trace, lengths, costs)

@@ -66,8 +66,8 @@ class EngineCosts:
 
     def of_batches(self) -> BatchCosts:
         """What passes take in which requests draft and verify different numbers of tokens: by their mean."""
-        verify = tuple((row,) for row in self.verify)
-        draft = tuple(((max(row[1], 1e-9),),) for row in self.draft)
+        verify = tuple(((min(plain, row[0]), *row[1:]),) for plain, row in zip(self.plain, self.verify, strict=True))
+        draft = tuple(((max(row[-1] / max(1, len(row) - 1), 1e-9),),) for row in self.draft)
         return BatchCosts(self.batches, (max(1, self.context),), verify, draft, (0.0,) * len(self.batches))
 
     def validate(self) -> None:

@@ -76,8 +76,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _nucleus_edge(distribution: Tensor, top_p: float) -> Tensor:
-    """The least probability in the fewest most probable tokens whose mass reaches ``top_p``: ``[..., V]`` to ``[...,
-    1]``.
+    """The least probability in the fewest tokens whose mass reaches ``top_p``: ``[..., V]`` to ``[..., 1]``.
 
     Only as many of the highest probabilities as are needed are sorted: sorting the whole vocabulary takes longer than a
     pass of a small model.

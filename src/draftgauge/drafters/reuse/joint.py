@@ -30,7 +30,7 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
         own: keys and values ``[B, KV, R, D]`` for every depth; row ``r`` sees only theirs at ``r``.
         causal: the rows are the last of the ``L``, and each sees no shared keys after it.
     """
-    if causal and shared is not None and queries.dtype in FUSED_DTYPES.get(queries.device.type, ()):
+    if causal and shared is not None and _has_flash(queries):
         flat = [tensor for pair in (shared, *own) for tensor in pair]
         if queries.device.type == "cpu":  # whose kernels are two to three times as fast in float32 as in bfloat16
             wide: Tensor = FusedCausal.apply(queries.float(), *(tensor.float() for tensor in flat))  # type: ignore[no-untyped-call]
@@ -38,6 +38,13 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
         # Under autocast what is handed on as the target left it comes in float32: the kernels take one dtype alone.
         return FusedCausal.apply(queries, *(tensor.to(queries.dtype) for tensor in flat))  # type: ignore[no-any-return, no-untyped-call]
     return plain_attention(queries, shared, own, causal)
+
+
+def _has_flash(queries: Tensor) -> bool:
+    """Whether the flash kernels take them: on a GPU in half precision, from Ampere on."""
+    kind = queries.device.type
+    known = queries.dtype in FUSED_DTYPES.get(kind, ())
+    return known and (kind == "cpu" or torch.cuda.get_device_capability(queries.device)[0] >= 8)
 
 
 def plain_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:

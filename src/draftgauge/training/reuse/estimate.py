@@ -103,7 +103,7 @@ def estimate(request: TrainingSpec, out: Path | None = None) -> Estimate:
 
     With ``out``, the folder of the run, everything is checked that a run checks first.
     """
-    identity = known_fingerprint(request)
+    identity = known_fingerprint(request.target)
     job = None if out is None else check(request, out, identity)
     path = request.answers if job is None else job.answers
     answers = existing_answers(request, path, identity) if path is not None and identity is not None else None

@@ -30,7 +30,7 @@ from draftgauge.core.files import nearest_existing, remove_temporaries, replacin
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.models.spec import head_dim
-from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.models.taps import Features, TapPlan, batch_features, nowhere
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
 
@@ -276,5 +276,5 @@ def _with_last(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> tuple[
     seen: list[Tensor] = []
     head = module.get_output_embeddings()
     with head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0])):
-        features = batch_features(module, tokens, plan, torch.zeros(tokens.shape, dtype=torch.bool))  # no logits
+        features = batch_features(module, tokens, plan, nowhere(tokens))
     return features, seen[0]

@@ -105,10 +105,10 @@ def spare_token(request: TrainingSpec, vocabulary: int) -> int:
     return max(spare)
 
 
-def known_fingerprint(request: TrainingSpec) -> str | None:
-    """Which model the target is; None where its weights are not on this machine yet."""
+def known_fingerprint(target: str) -> str | None:
+    """Which model a target is; None where its weights are not on this machine yet."""
     try:
-        return fingerprint(model_folder(request.target), texts=False)
+        return fingerprint(model_folder(target), texts=False)
     except ModelError:
         return None
 

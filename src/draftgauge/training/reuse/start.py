@@ -155,10 +155,8 @@ def _start_chain(attention: Attention, config: ReuseConfig, maps: Sequence[HeadM
 
 
 def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) -> None:
-    """Scale the outputs of every layer's attentions, so that together they are as large as the stream they join.
-
-    Texts that are too short to draft that many tokens are passed over; without any others nothing is scaled.
-    """
+    """Scale the outputs of every layer's attentions, so that together they are as large as the stream they join. Texts
+    that are too short to draft that many tokens are passed over; without any others nothing is scaled."""
     long_enough = [text for text in texts if len(text) >= BALANCED_DEPTHS + 2]
     if not long_enough:
         return

@@ -44,7 +44,7 @@ def train_drafter(
     makes this call, with a folder that all of them see; the first one writes and reports. ``report`` is told the
     figures of every ``log_every`` steps; ``watch`` sees the network before every checkpoint.
     """
-    job = check(request, out, known_fingerprint(request))
+    job = check(request, out, known_fingerprint(request.target))
     before = finished(out)
     if before is not None:
         return before
