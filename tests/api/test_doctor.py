@@ -182,8 +182,9 @@ def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
     ("target", "made_for"),
     [
         ("org/Other-8B", "org/Model-8B"),
-        ("elsewhere/model-8b-AWQ", ""),
-        ("FOLDER/models--org--Model-8B/snapshots/0a1b", ""),
+        ("elsewhere/model-8b", ""),
+        ("elsewhere/model-8b-AWQ", UNKNOWN),  # a copy, or another one as -Base
+        ("FOLDER/models--org--Model-8B/snapshots/0a1b", UNKNOWN),
         ("FOLDER/target", UNKNOWN),  # a folder's name need not say what is in it
     ],
 )

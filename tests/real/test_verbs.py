@@ -59,7 +59,7 @@ def test_a_pair_from_recording_to_advice(
 @pytest.mark.parametrize("name", ["hidden", "kv-block"])
 def test_the_trained_drafters(model: Callable[[str], str], prompts: str, name: str, tmp_path: Path) -> None:
     drafter = str(Path(__file__).parents[2] / "drafters" / "smollm2-135m" / name)
-    pair = ["--target", model("smollm2-135m"), "--drafter", drafter, "--prompts", prompts]
+    pair = ["--target", model("smollm2-135m"), "--drafter", drafter, "--prompts", prompts, "--compression", "fp32"]
     once = ["--rounds", "1", "--limit", "2", "--no-baselines", "--max-new-tokens", "32", "--over", "plain"]
     rows = run("bench", *pair, *once, "--policy", "fixed:3", rows=tmp_path / "bench.json")
     (row,) = [row for row in rows if (row["policy"], row["task"]) == ("fixed:3", "all")]

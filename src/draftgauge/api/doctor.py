@@ -117,10 +117,10 @@ def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None)
             target_ids(source, layout, read_tensors(source, spec.loading.allow_pickle))
         except ModelError as wrong:
             error = str(wrong)
-        named = drafter_kind(kind).trained_for(source)
-        same = named is not None and Path(named).name.lower() in target.lower()  # also of a copy, as -AWQ or a snapshot
+        named = drafter_kind(kind).trained_for(source) or ""
+        same, like = (Path(named).name.lower() == Path(target).name.lower(), Path(named).name.lower() in target.lower())
         longest = layout.decoder.rope.get("max_position_embeddings") or UNKNOWN
-        made_for = "" if same else UNKNOWN if named is None or Path(target).is_dir() else named
+        made_for = "" if same else UNKNOWN if like or Path(target).is_dir() else named  # a copy, as -AWQ, or another
         held = (UNCOMPRESSED, method or UNCOMPRESSED)
         return replace(evidence, map_error=error, made_for=made_for, longest=longest, compression=held)
     if is_drafter(source):

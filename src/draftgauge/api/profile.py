@@ -130,10 +130,11 @@ def record_runs(
                     if pair.compression != name:
                         del pair  # two targets may not fit
                         pair = load_pair(request.pair.at(name))
-                        if request.prompts.turns > 1:  # behind its own answers
+                        if request.prompts.turns > 1 and answers is None:  # behind its own answers
                             encoded = encode_prompts(pair.encoder, chosen, path, limit, request.prompts)
                     with writer:  # a run is complete only with its costs
                         recorded = record_missing(pair, writer, encoded, request, progress, answers)
+                        writer.settle()  # of longer answers fewer conversations may fit
                         if recorded or request.costs.measure or not has_costs(writer, request):
                             measure_pair(pair, encoded, request, progress, writer.folder)
         except KeyboardInterrupt as interrupt:

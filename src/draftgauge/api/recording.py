@@ -69,7 +69,8 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         draft = None
         if pair.draft_name is not None:
             attention = "" if pair.draft is None else pair.draft.spec.attention
-            draft = entry("draft", pair.draft_source, attention, draft_compression(compression))
+            held = "" if pair.draft_source.engine.startswith("gguf") else compression  # a file is as it was made
+            draft = entry("draft", pair.draft_source, attention, draft_compression(held))
         return Manifest(
             draftgauge=machine["versions"].get("draftgauge", "not installed"),
             command=command_line(),
@@ -177,7 +178,8 @@ def measure_pair(
     experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
     curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine, experts=experts)
     with suppress(TraceError):  # what batches cost is kept unless it is measured again
-        curve = replace(curve, batched=run_costs(run).batched)
+        before = run_costs(run)
+        curve = replace(curve, batched=None if request.batches or before.device != curve.device else before.batched)
     curve.save(run / COSTS_NAME)
     if not request.batches:
         return

@@ -60,13 +60,13 @@ def replay(
     objects = objects or {}
     if request.batches and objects:
         raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
-    default = not request.policies and not objects
+    default = not (request.policies or objects or request.batches)
     asked = read_policies(request.policies)
     rows: list[dict[str, Any]] = []
     runs = select_runs(request.folder)
     for run, manifest in runs:
-        usual = ("no-draft", "fixed", *default_policies(run, manifest.gamma_max))
-        named = read_policies(usual) if default and not request.batches else asked
+        usual = ("no-draft", "fixed", *default_policies(run, manifest.gamma_max)) if default else ()
+        named = read_policies(usual) if default else asked
         policies = expanded(named, manifest.gamma_max)
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, fitted_on(policies))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
-from draftgauge.cli.console import by_target, console, progress, show_table, show_verdicts, source_columns
+from draftgauge.cli.console import by_target, console, label, progress, show_table, show_verdicts, source_columns
 from draftgauge.core.load import describe_load, machine_load
 
 COLUMNS = {
@@ -41,7 +41,7 @@ def bench_servers(request: BenchServersRequest) -> list[dict[str, Any]]:
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     pooled = [row for row in rows if row["task"] == "all"]
-    counts = {row["compression"]: row["prompts"] for row in pooled}
+    counts = {label(row): row["prompts"] for row in pooled}
     if len(set(counts.values())) > 1:
         prompts = ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
     else:

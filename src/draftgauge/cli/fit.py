@@ -31,17 +31,17 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     else:
         why = "the run has too few validation prompts" if request.split == TRAIN else "it learnt from all"
         say(f"fitted {request.policy} on {rows[0]['trained_prompts']} prompts; what it gains is not shown, as {why}")
+    judge, priced = "replay", ""
     if request.costs is not None:
-        following = f"Next: draftgauge advise {quote(str(request.folder))} --engine {request.engine} --costs "
-        following += f"{quote(str(request.costs))} --policy {quote(str(request.out))}"
-    elif request.split != TRAIN:
+        judge, priced = "advise", f" --engine {request.engine} --costs {quote(str(request.costs))}"
+    if request.split != TRAIN and not priced:
         following = f"Next: give --policy {quote(str(request.out))} to draftgauge generate or bench, with this pair"
     elif all(row["judgeable"] for row in rows):
-        following = f"Next: draftgauge replay {quote(str(request.folder))} --policy {quote(str(request.out))}"
+        following = f"Next: draftgauge {judge} {quote(str(request.folder))}{priced} --policy {quote(str(request.out))}"
     else:
         following = (
             "The run has too few test prompts to judge the policy on. Next: record others into another FOLDER, then "
-            f"draftgauge replay FOLDER --policy {quote(str(request.out))}"
+            f"draftgauge {judge} FOLDER{priced} --policy {quote(str(request.out))}"
         )
     say(f"wrote {request.out}\n{following}")
     return rows

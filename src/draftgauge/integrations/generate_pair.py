@@ -47,7 +47,7 @@ class BoundPair:
             assert self.drafts.model is not None
             watched.append(self.drafts.model)  # the caller may train it
         else:
-            options = LoadOptions(half_precision(self.target.spec.dtype), self.target.spec.device, engine)
+            options = LoadOptions(half_precision(self.target.spec.dtype), engine=engine)
             kinds = drafter_kinds()
             if str(drafter) in kinds or any(kind.recognises(drafter) for kind in kinds.values()):
                 name, source = choose_drafter(drafter, None)

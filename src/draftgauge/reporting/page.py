@@ -116,6 +116,7 @@ def advise(run: Run) -> dict[str, Any]:
     """
     fixed = run.fixed()
     gamma = best_length(fixed, 1)
+    pays = fixed[gamma]["ratio_to_plain"] > 1
     verify = run.cost.verify[len(run.cost.contexts) // 2]
     measured = {task: run.rows.get((task, run.verdict.drafting), {}).get("live_ratio") for task in run.tasks}
     live = [value for value in ([measured[ALL_TASKS]] if measured[ALL_TASKS] else measured.values()) if value]
@@ -128,7 +129,7 @@ def advise(run: Run) -> dict[str, Any]:
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
-        "flags": _flags(run, best_length(fixed)) if run.verdict.speculate and not run.verdict.unknown else [],
+        "flags": _flags(run, gamma * pays) if run.verdict.speculate and not run.verdict.unknown else [],
         "tasks": [
             (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
             for task, own in by_task

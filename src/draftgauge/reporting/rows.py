@@ -111,8 +111,8 @@ def judge_run(
         bench: rows of ``draftgauge bench``; those of other compressions are left out.
     """
     trace, manifest = design.trace, Manifest.load(folder)
-    among = [row for row in bench if row.get("run", folder.name) == folder.name]
-    own = [row for row in map(live_row, among) if row["compression"] == trace.compression]
+    rated = [(live_row(row), row.get("run")) for row in bench]
+    own = [r for r, run in rated if r["compression"] == trace.compression and run in (None, folder.absolute().name)]
     live = {(row["task"], row["policy"]): row for row in own}
     arms: dict[str, Policy | Replay] = {
         fixed_name(gamma): outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
