@@ -25,7 +25,7 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import LoadOptions, drafter_kind, drafter_kinds
+from draftgauge.drafters.source import SHORT_NAMES, LoadOptions, drafter_kind, drafter_kinds
 from draftgauge.fitting.ranking import on_one_target, rank_rows
 from draftgauge.fitting.two_source import FITTED, fitted_to
 from draftgauge.models.device import choose_device, release_unused
@@ -43,7 +43,6 @@ from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 
-SHORT_NAMES = {"lookup": "prompt_lookup"}
 MIB = 2**20
 
 

@@ -28,6 +28,7 @@ from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.verification import Sampling
 
 Source = str | Path | None
+SHORT_NAMES = {"lookup": "prompt_lookup"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
 
     ``drafter`` names a kind, whose source is ``draft``, or is itself a source from which the kind is known.
     """
-    kinds = drafter_kinds()
+    kinds, drafter = drafter_kinds(), SHORT_NAMES.get(str(drafter), drafter)
     if str(drafter) in kinds:
         return str(drafter), kinds[str(drafter)].resolve(draft)
     for kind in kinds.values():
