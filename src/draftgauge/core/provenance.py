@@ -121,6 +121,6 @@ def _scalar(value: Any, key: str) -> str | int | float | bool | None:
         return str(plain)
     if plain is not None and not isinstance(plain, str | int | float | bool):
         raise TypeError(f"rows are flat: {key} is {type(plain).__name__}")
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return None
+    if isinstance(plain, float):
+        return float(f"{plain:.8g}") if math.isfinite(plain) else None
     return plain
