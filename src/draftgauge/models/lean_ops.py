@@ -28,14 +28,19 @@ PACK_TOKENS = 8  # the number of tokens that the layout is chosen for
 def packs(model: nn.Module) -> bool:
     """Whether to pack this model's linears: a small one, on a CPU whose oneDNN multiplies in its dtype."""
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-    if weights[0].device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    return _cpu_multiplies(weights[0]) and sum(weight.nbytes for weight in weights) <= PACK_LIMIT
+
+
+def _cpu_multiplies(weight: Tensor) -> bool:
+    """Whether it lies on a CPU whose oneDNN multiplies in its dtype."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    supported = {
+    operators = torch.ops.mkldnn
+    return {
         torch.float32: True,
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-    }
-    return supported.get(weights[0].dtype, False) and sum(weight.nbytes for weight in weights) <= PACK_LIMIT
+        torch.bfloat16: operators._is_mkldnn_bf16_supported(),
+        torch.float16: operators._is_mkldnn_fp16_supported(),
+    }.get(weight.dtype, False)
 
 
 def projection(linears: Sequence[Any], pack: bool) -> Projection:
@@ -51,6 +56,9 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
     join = _concatenate if pack else _share
     weight = join([linear.weight for linear in linears])
     bias = join([linear.bias for linear in linears]) if linears[0].bias is not None else None
+    if not pack and weight.dtype == torch.bfloat16 and _cpu_multiplies(weight):
+        # oneDNN's kernel for one row takes 13% longer than that for two over Qwen2.5-Coder-1.5B.
+        return lambda x: F.linear(x.expand(2, -1) if len(x) == 1 else x, weight, bias)[: len(x)]
     if not pack:
         return lambda x: F.linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_TOKENS)
