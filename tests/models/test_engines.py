@@ -210,6 +210,17 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
     assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU does not multiply bfloat16")
+def test_on_a_cpu_one_token_in_bfloat16_is_rounded_as_several_are() -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(1536, 1536, bias=True, dtype=torch.bfloat16)
+    multiply, rows = lean_ops.projection([linear], pack=False), torch.randn(2, 1536, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        alone, together = multiply(rows[:1]), multiply(rows)
+    assert alone.shape == (1, 1536)
+    assert torch.equal(alone, together[:1])
+
+
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 BY_KIND = {"full_attention": dict(DYNAMIC), "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
 

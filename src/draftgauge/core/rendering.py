@@ -25,10 +25,6 @@ class Rendering:
     chat: bool | None = None
     turns: int = 1
 
-    @property
-    def plain(self) -> bool:
-        return self == Rendering(chat=False)
-
 
 def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:
     """Arguments of a chat template, as a mapping or as a JSON object in text."""

@@ -46,10 +46,6 @@ class EngineCosts:
     format: str = FORMAT
     version: int = 1
 
-    @property
-    def gamma_max(self) -> int:
-        return len(self.draft[0]) - 1
-
     def curve(self, batch: int | None = None) -> CostCurve:
         """The cost curve at a batch size; of the smallest if None."""
         row = 0 if batch is None else self.batches.index(batch)
