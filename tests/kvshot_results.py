@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from draftgauge.core.config import to_mapping
 from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, Bottlenecks, GroupGradient, QueryErrors
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.studies.kvshot.cells import KEPT, RESULT_NAME, Cell, Evaluation, Study, Variant, make_cells
@@ -60,7 +61,7 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
     counts = {key: found[key] for key in ("positions", "agreed", "accepted")}
     fewer = counts | {"accepted": (np.array(counts["accepted"]) // 2).tolist()}
     document["curve"] = [{"tokens": 500, "seconds": 1.0} | fewer, {"tokens": 1000, "seconds": 2.0} | counts]
-    document |= {"bottlenecks": limits(cell, len(alpha)).to_json(), "seconds": seconds}
+    document |= {"bottlenecks": to_mapping(limits(cell, len(alpha))), "seconds": seconds}
     cell.folder.mkdir(parents=True, exist_ok=True)
     KEPT.write(cell.folder / RESULT_NAME, json.loads(json.dumps(document)))
 

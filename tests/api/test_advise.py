@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -13,15 +14,17 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
-from draftgauge.api.advise import advise, recorded_with
+from draftgauge.api.advise import _check_loop, advise, recorded_with
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.api.runs import read_run
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.rendering import Rendering
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.two_source import FITTED
 from draftgauge.policies.fitted import load_fitted, policy_of_file, save_fitted
 from draftgauge.replaying.splits import split_trace
+from draftgauge.serving.engines import engine_of
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
@@ -87,6 +90,9 @@ def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Pa
     assert "was fitted on" not in shown
     with pytest.warns(UserWarning, match="was fitted on 36 of the 36 prompts that it is evaluated on"):
         advise(run, policies=[str(tmp_path / "rule.json")], split="train")
+    save_fitted(fit_stopping([trace], [costs]), tmp_path / "rule.json")
+    with pytest.warns(UserWarning, match="prompts that it is evaluated on"):
+        write_report(run, tmp_path / "report.html", policies=[str(tmp_path / "rule.json")])
 
 
 def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
@@ -237,6 +243,11 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     words += ("--system", "Be brief.", "--chat-template-args", '{"enable_thinking": false}')
     assert recorded_with(sampled) == words
     assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
+    fast = replace(manifest, target=replace(manifest.target, engine="gguf-fast"))
+    assert recorded_with(fast) == ("--engine", "gguf-fast")
+    for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
+        with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
+            _check_loop(engine_of(engine), run, run / "costs.json", fast)
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None
@@ -359,6 +370,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
     CostCurve.load(run / "costs.json").save(curve)
     short = tmp_path / "short.json"
     EngineCosts("vllm", (1,), (0.01,), ((0.01, 0.011),), ((0.0, 0.001),)).save(short)
+    answers = answers_file(tmp_path / "answers.jsonl")
     for arguments, message in (
         ([str(run), "-e", "tgi"], "unknown engine 'tgi'"),
         ([str(run), "-e", "vllm"], f"--costs-out vllm-costs.json`, and `draftgauge advise {run} --engine vllm --costs"),
@@ -374,6 +386,9 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
         ([], "needs a recorded run"),
         (["-e", "vllm", "--requests", "x.jsonl"], "--costs"),
         (["-e", "transformers", "--requests", "x.jsonl"], "name the server's engine"),
+        (["-e", "vllm", "--requests", str(answers), "--costs", str(short), "--batch", "8"], "hold no signals"),
+        (["-e", "vllm", "--requests", str(answers), "--costs", str(short), "--tasks", "a"], "holds no task 'a'"),
+        (["-e", "vllm", "--requests", str(answers), "--costs", str(curve)], "in draftgauge's own loop, not in vllm"),
         ([str(run), "-e", "transformers", "--settings", str(tmp_path / "s.json")], "as an argument"),
         ([str(run), "--policy", "clairvoyant"], "clairvoyant"),
     ):

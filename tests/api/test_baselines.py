@@ -42,7 +42,7 @@ def test_a_checkpoints_own_penalty_does_not_distort_the_baseline(tmp_path: Path,
 def test_a_rule_of_transformers_is_also_decoded_by_transformers_with_its_values(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path)
     pair = load_pair(PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu")))
-    specs = ("hf-confidence", "hf-confidence:threshold=0.3,tokens=7", "hf-prompt-lookup:ngram=3,tokens=5", "fixed:2")
+    specs = ("hf-confidence", "hf-confidence:threshold=0.3,tokens=7", "hf-prompt-lookup:ngram=3,gamma_max=5", "fixed:2")
     generate, asked = pair.target.module.generate, []
 
     def watched(**given: Any) -> Any:
@@ -52,7 +52,7 @@ def test_a_rule_of_transformers_is_also_decoded_by_transformers_with_its_values(
     pair.target.module.generate = watched
     arms = {arm.name: arm for arm in transformers_arms(pair, 8, specs=specs)}
     assert len(arms) == 6
-    for name in ("assisted:threshold=0.3,tokens=7", "prompt-lookup:ngram=3,tokens=5"):
+    for name in ("assisted:threshold=0.3,tokens=7", "prompt-lookup:ngram=3,gamma_max=5"):
         arms[f"transformers-{name}"].decode(tokens(10).tolist())
     (_, draft), (given, none) = asked
     assert (draft.num_assistant_tokens, draft.assistant_confidence_threshold) == (7, 0.3)

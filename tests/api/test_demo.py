@@ -94,6 +94,7 @@ def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
         warnings.filterwarnings("ignore", "of . answers")
         assert {row["prompts"] for row in bench(run, **asked)} == {8}
         assert {row["prompts"] for row in bench(run, limit=3, **asked)} == {3}
+        assert {row["prompts"] for row in bench(run, split="test", **(asked | {"policies": ("fixed:1",)}))} == {8}
     with pytest.warns(UserWarning, match=r"was fitted on \d of the 5 prompts"):
         assert {row["prompts"] for row in bench(few, **asked)} == {5}
     inputs["prompts"].write_text("\n".join(json.dumps({"prompt": "number", "task": task}) for task in "ab"))

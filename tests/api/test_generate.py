@@ -10,11 +10,12 @@ from transformers import tokenization_utils_base
 
 from draftgauge.api.generate import generate, generation_row
 from draftgauge.api.pair import Pair
-from draftgauge.api.requests import GenerateRequest
+from draftgauge.api.requests import GenerateRequest, PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from tiny import save_tiny
+from reuse_nets import saved_drafter
+from tiny import save_tiny, tiny_model
 
 
 def test_a_policy_that_was_fitted_on_another_pair_is_named(
@@ -105,3 +106,21 @@ def test_bad_requests(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         generate(pair, "  ")
     with pytest.raises(DraftgaugeError, match="context longer than the model takes"):
         generate(pair, "hello", max_new_tokens=4000)
+
+
+def test_plain_decoding_beside_a_drafter_decodes_with_the_target_that_it_was_trained_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "drafter"
+    saved_drafter(folder, tiny_model(num_hidden_layers=4))
+    loaded: list[PairSpec] = []
+
+    def noted(spec: PairSpec) -> Pair:
+        loaded.append(spec)
+        raise ModelError("enough")
+
+    monkeypatch.setattr("draftgauge.api.generate.load_pair", noted)
+    monkeypatch.setattr("draftgauge.api.generate.target_of", lambda spec: f"target of {spec.drafter}")
+    with pytest.raises(ModelError, match="enough"):
+        generate("hello", "plain", drafter=str(folder))
+    assert [(spec.target, spec.drafter) for spec in loaded] == [(f"target of {folder}", "prompt_lookup")]

@@ -105,3 +105,11 @@ def test_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
     assert len(read_text(tmp_path / "a", max_bytes=2**20)) == 2**20
     with pytest.raises(DraftgaugeError, match="larger than 1 MiB, the most for a note"):
         read_text(Path("/dev/zero"), "note", max_bytes=2**20)
+
+
+def test_a_file_of_one_s_own_may_be_of_any_size(tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text("[1]\n[2]\n")
+    rows = read_json_lines(tmp_path / "long.jsonl", max_bytes=None)
+    assert [row for _, row in rows] == [[1], [2]]
+    with pytest.raises(DraftgaugeError, match="is larger than"):
+        list(read_json_lines(tmp_path / "long.jsonl", max_bytes=4))

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from draftgauge.core.config import to_mapping
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, GroupGradient, bottleneck_rows
 from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.limits import effective_rank, gate_openness, measure_bottlenecks
@@ -122,7 +123,7 @@ def test_rows_pool_seeds_and_survive_json() -> None:
     seeds = []
     for seed in (1, 2):
         found = measure_bottlenecks(net_for(model, "hybrid", seed), model.module, held_out, DEPTHS, [log])
-        seeds.append(Bottlenecks.from_json(json.loads(json.dumps(found.to_json()))))
+        seeds.append(Bottlenecks.from_json(json.loads(json.dumps(to_mapping(found)))))
     rows = bottleneck_rows(seeds, {"design": "hybrid"})
     assert all(row["design"] == "hybrid" and row["seeds"] == 2 for row in rows)
     query = [row for row in rows if "query_kl" in row]

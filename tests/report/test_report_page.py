@@ -184,10 +184,10 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
     html = write_report(single_run, tmp_path / "report.html", ranked=rows).read_text(encoding="utf-8")
     page = Page(html)
     lines = [row for row in page.rows if row[0] == "Qwen2.5-Coder-0.5B"]
-    assert lines[0][1:5] == ["two-source", "13.9", "12.7 to 15.5", "3.12×"]
+    assert lines[0][1:5] == ["two-source", "13.3", "12.0 to 14.9", "2.43×"]
     assert lines[0][-1] == "942.5"
-    assert next(row for row in page.rows if row[:2] == ["lookup", "two-source, fitted"])[5] == "−32.5%"
-    assert lines[0][7:9] == ["+48.2%", "+38.4% to +56.8%"]
+    assert next(row for row in page.rows if row[:2] == ["lookup", "two-source, fitted"])[5] == "−25.2%"
+    assert lines[0][7:9] == ["+33.6%", "+26.9% to +40.0%"]
     assert any(row[:2] == ["code, 12", "no-draft"] for row in page.rows)
     assert "a busy machine" in html
     assert "&lt;i&gt;broken&lt;/i&gt;" in html

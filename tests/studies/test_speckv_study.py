@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.studies.speckv import heldout, measured, paper, predictors, published
 from draftgauge.studies.speckv.importer import read_records
 from draftgauge.studies.speckv.page import COLUMNS, render_speckv
-from draftgauge.studies.speckv.records import COMPRESSIONS, TASKS, Records
+from draftgauge.studies.speckv.records import COMPRESSIONS, TASKS, Records, Runs
 from draftgauge.studies.speckv.study import run_study
 from speckv_records import PUBLISHED, made_up_rows, write_tables
 
@@ -174,3 +176,11 @@ def test_the_sentences_of_the_page_hold_the_rows_figures(made_up: Records, quick
             assert f"{row['compression']} {row['best_gamma']} (always 8 against it" in text
         if row.get("finding") == "cost":
             assert f"{row['compression']} {row['draft_ms']:.1f} and {row['verify_ms']:.1f} ms" in text
+
+
+def test_a_prompt_that_was_not_run_is_refused(made_up: Records) -> None:
+    runs = made_up.runs
+    lost = (runs.compression == 0) & (runs.gamma == 4) & (runs.prompt == 0)
+    left = {field.name: getattr(runs, field.name)[~lost] for field in fields(runs)}
+    with pytest.raises(DraftgaugeError, match="some prompt has no run of fp16 with gamma 4"):
+        measured.speed_by_prompt(replace(made_up, runs=Runs(**left)), 0, 4)

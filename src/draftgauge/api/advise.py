@@ -53,6 +53,7 @@ from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.reader import select_tasks
 from draftgauge.traces.trace import Trace
 
 Z95 = 1.96
@@ -127,7 +128,7 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         require_writable_file(request.settings)
     counts = None if request.url is None else read_counts(engine.name, request.url)
     if request.requests is not None:
-        return _rows(request, engine, _from_requests(request, engine, request.requests), counts, on_warning)
+        return _rows(request, engine, _from_requests(request, engine, request.requests, on_warning), counts, on_warning)
     if request.folder is None:
         if counts is None:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
@@ -174,7 +175,8 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
 
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
     """Options of ``draftgauge generate``, without the models, to decode as a run was recorded."""
-    words: list[str] = []
+    engine = manifest.target.engine
+    words = ["--engine", engine] if engine == "gguf-fast" else []
     if manifest.target.compression in COMPRESSIONS[1:]:  # else the checkpoint itself was quantised
         words += ["--compression", manifest.target.compression]
     if manifest.temperature > 0:
@@ -231,14 +233,16 @@ def _check_loop(engine: Engine, run: Path, costs: Path, manifest: Manifest) -> N
             f"what a step costs in {engine.name} is not known from {costs}: {measure}, and `{again}` "
             "(docs/serving.md says more)"
         )
-    if engine.name == "gguf" and manifest.target.engine != "gguf":
+    recorded = manifest.target.engine
+    if engine.name != "draftgauge" and (engine.name == "gguf") != recorded.startswith("gguf"):
+        again = "a run with --target TARGET.gguf" if engine.name == "gguf" else "one with the model it was made from"
         raise DraftgaugeError(
-            f"{run} was recorded with the engine {manifest.target.engine}, whose costs are not those of gguf: record a "
-            "run with --target TARGET.gguf, or give costs with --costs"
+            f"{run} was recorded with the engine {recorded}, whose costs are not those of {engine.name}: record "
+            f"{again}, or give costs with --costs"
         )
 
 
-def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _Source:
+def _from_requests(request: AdviseRequest, engine: Engine, answers: Path, on_warning: Warn) -> _Source:
     if engine.loop:
         raise DraftgaugeError(
             f"--requests holds answers of a server, and {engine.name} decodes with draftgauge's own drafters: name the "
@@ -249,11 +253,17 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
             f"answers say what is accepted, not what a step costs: give the costs of a step in {engine.name} with "
             "--costs (docs/serving.md says how to measure them)"
         )
-    if request.policies:
-        raise DraftgaugeError("answers hold no signals of the drafter, so only fixed lengths can be judged on them")
+    if request.policies or request.batch is not None:
+        raise DraftgaugeError(
+            "answers hold no signals of the drafter, so only fixed lengths can be judged on them: leave out --policy "
+            "and --batch"
+        )
     imported = import_requests(answers)
+    trace = select_tasks(imported.trace, request.judged.tasks, answers)
+    if imported.left_out:
+        on_warning(f"{answers}: the steps of {imported.left_out} answers do not account for their tokens: left out")
     curves = read_costs(request.costs, engine.name)
-    return _Source(imported.trace, curves, Deployment(drafter=None), drawn=imported.drawn)
+    return _Source(trace, curves, Deployment(drafter=None), drawn=imported.drawn)
 
 
 def _rows(
@@ -336,7 +346,7 @@ def _advise(
 
 def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCounts) -> list[Row]:
     """Rows from a server's counters; settings and speeds only where costs are given."""
-    if request.policies or request.judged.tasks or request.judged.split:
+    if request.policies or request.judged.tasks or request.judged.split or request.batch is not None:
         raise DraftgaugeError("a server's counters hold neither tasks nor signals: give a recorded run to judge these")
     if request.settings is not None and request.costs is None:
         raise DraftgaugeError("settings follow from costs: give them with --costs")

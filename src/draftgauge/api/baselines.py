@@ -125,13 +125,15 @@ def transformers_arms(
     ]
 
 
-def _assisted(threshold: float = 0.4, tokens: int = 20, adaptive: bool = False) -> dict[str, Any]:
+def _assisted(
+    threshold: float = 0.4, tokens: int = 20, adaptive: bool = False, gamma_max: int | None = None
+) -> dict[str, Any]:
     """Where scikit-learn is installed, transformers moves a ``threshold`` above 0 whether or not it is ``adaptive``."""
-    return dict(zip(_OF_ASSISTANTS, (tokens, "constant", threshold), strict=True))
+    return dict(zip(_OF_ASSISTANTS, (min(tokens, gamma_max or tokens), "constant", threshold), strict=True))
 
 
-def _looked_up(ngram: int = 2, tokens: int = 10) -> dict[str, Any]:
-    return {"prompt_lookup_num_tokens": tokens, "max_matching_ngram_size": ngram}
+def _looked_up(ngram: int = 2, tokens: int = 10, gamma_max: int | None = None) -> dict[str, Any]:
+    return {"prompt_lookup_num_tokens": min(tokens, gamma_max or tokens), "max_matching_ngram_size": ngram}
 
 
 _RULES: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {

@@ -160,14 +160,15 @@ def _bench_run(
         near = sorted({max(1, best - 2), max(1, best), min(manifest.gamma_max, max(1, best) + 2)})
         default = ("no-draft", *(f"fixed:{gamma}" for gamma in near), *compared_policies())
     compared = _compared(request, objects, default, manifest.gamma_max, over)
-    split = request.prompts.split or (TEST if design.split == TEST else None)
-    unseen = None
-    testing = splits_of(trace) == TEST
-    if split is None and fitted_on(compared.named).intersection(prompt_keys(trace)) and testing.sum() >= MIN_PROMPTS:
-        unseen = {prompt.index for prompt in select(trace, testing).prompts}  # divided as ``fit`` does
+    split, splits = request.prompts.split or (TEST if design.split == TEST else None), splits_of(trace)
+    fitted = fitted_on(compared.named).intersection(prompt_keys(trace))
+    if split is None and fitted and (splits == TEST).sum() >= MIN_PROMPTS:
+        split = TEST
+    # divided as ``fit`` and ``replay`` do, where prompts name no splits
+    unseen = {p.index for p, own in zip(trace.prompts, splits, strict=True) if split in (None, own)}
     pair = load_pair_of(manifest, request.pair)
     warn_of_other_pairs(compared.named, pair.fingerprints(), warn)
-    prompts = prompts_of(run, manifest, pair.encoder, replace(request.prompts, split=split), unseen)
+    prompts = prompts_of(run, manifest, pair.encoder, replace(request.prompts, split=None), unseen)
     decoded = {prompt.index for prompt, _ in prompts}
     judged = select(trace, [prompt.index in decoded for prompt in trace.prompts])
     warn_of_seen(run, Design(split or EVERYTHING, judged, None), compared.named, warn)

@@ -21,6 +21,7 @@ from draftgauge.api.runs import Warn, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.settings import given_settings
 from draftgauge.fitting.two_source import FITTED
 from draftgauge.models.compression import lacks_library
 from draftgauge.policies.registry import compared_policies
@@ -30,7 +31,7 @@ from draftgauge.replaying.splits import MIN_PROMPTS
 FIRST_POLICY = "fixed:4"
 REPORT_SECONDS = 10.0  # for the report, at the end
 VERDICT_SECONDS = 45.0  # by then the first compression is to be recorded and replayed
-COST_SECONDS = 6.0  # at most, of each compression
+COST_SECONDS = 6.0  # at most, of each compression, unless asked for
 LIVE_SECONDS = 25.0  # at most, of each compression
 
 OnRows = Callable[[str, Sequence[dict[str, Any]]], None]
@@ -83,7 +84,9 @@ def demo(
         if missing or (shown and end - started < took):
             on_rows(name, [])
             continue
-        costs_seconds = min(request.costs.cost_seconds, COST_SECONDS)
+        costs_seconds = request.costs.cost_seconds
+        if "cost_seconds" not in given_settings(request):
+            costs_seconds = min(costs_seconds, COST_SECONDS)
         until = end - LIVE_SECONDS / 2 if shown else min(begun + VERDICT_SECONDS, end)
         run = runs / name
         profiled = profile(

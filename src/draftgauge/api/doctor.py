@@ -58,6 +58,8 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: W
     if request.url is not None:
         if request.folder is not None:
             raise DraftgaugeError("a recorded run or an engine's counters are looked at, not both: leave one out")
+        if request.costs_file is not None:
+            raise DraftgaugeError("costs are looked at beside a run or a pair, not beside an engine's counters")
         return examine(Evidence(counts=read_counts(request.server or "vllm", request.url)))
     if request.folder is not None:
         return examine(_of_run(request, request.folder, None))

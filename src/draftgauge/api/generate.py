@@ -10,7 +10,7 @@ import torch
 
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import open_store, texts_of
-from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampled
+from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampled, target_of
 from draftgauge.api.policies import read_policies, warn_of_other_pairs
 from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
@@ -74,7 +74,8 @@ def generate(
     for each in named:
         policy = None if each.weighs_cost else each.make(longest, None)  # before models are loaded
     check_draft_is_used(request.pair)
-    pair = pair or load_pair(replace(request.pair, drafter=NO_MODEL, draft=None) if plain else request.pair)
+    alone = replace(request.pair, target=target_of(request.pair), drafter=NO_MODEL, draft=None)
+    pair = pair or load_pair(alone if plain else request.pair)
     store = None
     if request.datastore is not None:
         store = open_store(request.datastore, vocabulary_digest(pair.tokenizer))

@@ -94,10 +94,14 @@ def read_json(path: Path, what: str = "file", remedy: str = "", error: type[Draf
 
 
 def read_json_lines(
-    path: Path, what: str = "file", remedy: str = "", error: type[DraftgaugeError] = DraftgaugeError
+    path: Path,
+    what: str = "file",
+    remedy: str = "",
+    error: type[DraftgaugeError] = DraftgaugeError,
+    max_bytes: int | None = MAX_BYTES,
 ) -> Iterator[tuple[str, Any]]:
     # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
-    for number, line in enumerate(read_text(path, what, remedy, error).split("\n"), start=1):
+    for number, line in enumerate(read_text(path, what, remedy, error, max_bytes).split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             yield where, parse_json(line, where, error=error)
@@ -113,7 +117,7 @@ def parse_json(text: str | bytes, where: str, remedy: str = "", error: type[Draf
     try:
         text = _decoded(text) if isinstance(text, bytes) else text
         value = json.loads(text, object_pairs_hook=_object)
-        if text.count("[") + text.count("{") <= MAX_DEPTH or not _deeper(value, MAX_DEPTH):
+        if text.count("[") + text.count("{") <= MAX_DEPTH or _depth(value) <= MAX_DEPTH:
             return value
         problem = f"nested more than {MAX_DEPTH} levels deep"
     except RecursionError:
@@ -131,14 +135,14 @@ def read_text(
     what: str = "file",
     remedy: str = "",
     error: type[DraftgaugeError] = DraftgaugeError,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int | None = MAX_BYTES,
 ) -> str:
     """The text of a file in UTF-8, or in UTF-16 with its byte order mark; marks are left out."""
     content = b""
     try:
         with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-        if len(content) <= max_bytes:
+            content = file.read(-1 if max_bytes is None else max_bytes + 1)
+        if max_bytes is None or len(content) <= max_bytes:
             return _decoded(content)
         problem = f"{path} is larger than {max_bytes / 2**20:.0f} MiB, the most for a {what}"
     except FileNotFoundError:
@@ -166,19 +170,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects nest deeper than that."""
-    level = [value]
-    for _ in range(levels + 1):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, dict | list)
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-        ]
-        if not level:
-            return False
-    return True
+def _depth(value: Any) -> int:
+    """How deep lists and objects nest."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_depth, children), default=0)
 
 
 def _joined(problem: str, remedy: str) -> str:

@@ -146,4 +146,8 @@ def _plain(value: Any) -> Any:
         return to_mapping(value)
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # an array
+        return value.tolist()
     return str(value) if isinstance(value, Path) else value

@@ -40,12 +40,6 @@ class QueryErrors:
     sums: Mapping[str, Floats]
     agreed: Mapping[str, Floats]
 
-    def to_json(self) -> Row:
-        content: Row = {"target_layers": list(self.target_layers), "positions": self.positions.tolist()}
-        for name in ("sums", "agreed"):
-            content[name] = {key: part.tolist() for key, part in getattr(self, name).items()}
-        return content
-
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> QueryErrors:
         sums, agreed = (
@@ -85,9 +79,6 @@ class Bottlenecks:
     gate: Sequence[Mapping[str, float]]
     history: Sequence[Mapping[str, float]]
     ranks: Sequence[Row] = ()
-
-    def to_json(self) -> Row:
-        return asdict(self) | {"query": None if self.query is None else self.query.to_json()}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Bottlenecks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -65,10 +65,6 @@ class DrafterEvaluation:
     tree_tokens: Ints
     tree_steps: Ints
     latency: Latency | None
-
-    def to_json(self) -> dict[str, object]:
-        values = asdict(self).items()
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values}
 
 
 def evaluate_drafter(

@@ -8,7 +8,7 @@ output need a branch of their own. Along a sampled output, every position gets i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -107,10 +107,7 @@ def draft_densely(
     if rows > positions:  # row N only continues other rows, which have at least one token before it
         limits[positions] = min(limits[positions], gamma_max - 1) if goes_on[positions - 1] else 1
     branching = np.flatnonzero(~goes_on & ~ended & (limits > 1))
-    for chunk in branch_chunks(model, branching):
-        grow_branches(
-            model, len(prompt_tokens) + chunk, chunk, limits, own, vocabulary, lambda logits: logits.argmax(-1)
-        )
+    grow_branches(model, len(prompt_tokens), branching, limits, own, vocabulary, lambda logits: logits.argmax(-1))
     cut_after_end(own, end_tokens)
 
     count = min(positions, rows)
@@ -146,16 +143,10 @@ def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[in
     return text[before:]
 
 
-def branch_chunks(model: CachedModel, branching: Rows) -> Iterator[Rows]:
-    most = min(CHUNK, model.spec.branches)
-    for begin in range(0, len(branching), most):
-        yield branching[begin : begin + most]
-
-
 def grow_branches(
     model: CachedModel,
-    starts: NDArray[np.int64],
-    rows: NDArray[np.int64],
+    prompt_tokens: int,
+    branching: Rows,
     limits: NDArray[np.int64],
     own: DenseDrafts,
     vocabulary: int | None,
@@ -164,23 +155,25 @@ def grow_branches(
     """Continue the drafts of some rows after their first token: one token for all of them a pass, up to their limits.
 
     Args:
-        starts: ``[n]`` tokens of the text before the first drafted token of each of the ``n`` rows.
+        branching: the rows ``[n]``; so many tokens of the output, and those of the prompt, are before each draft.
         limits: longest draft of every row of ``own``, which holds the first tokens and receives the others.
         vocabulary: number of logits that are used.
         choose: the next tokens ``[n]`` from logits ``[n, V]``.
     """
-    device = model.spec.device
-    session = model.branches(torch.tensor(starts, device=device))
-    tokens = torch.tensor(own.tokens[rows, 0], dtype=torch.int64, device=device)
-    for depth in range(1, int(limits[rows].max())):
-        within = limits[rows] > depth
-        if not within.all():
-            kept = torch.tensor(np.flatnonzero(within), device=device)
-            session.keep(kept)
-            tokens, rows = tokens[kept], rows[within]
-        logits = session.step(tokens)[:, :vocabulary]
-        tokens = choose(logits)
-        note(logits, tokens, own, rows, depth)
+    device, most = model.spec.device, min(CHUNK, model.spec.branches)
+    for begin in range(0, len(branching), most):
+        rows = branching[begin : begin + most]
+        session = model.branches(torch.tensor(prompt_tokens + rows, device=device))
+        tokens = torch.tensor(own.tokens[rows, 0], dtype=torch.int64, device=device)
+        for depth in range(1, int(limits[rows].max())):
+            within = limits[rows] > depth
+            if not within.all():
+                kept = torch.tensor(np.flatnonzero(within), device=device)
+                session.keep(kept)
+                tokens, rows = tokens[kept], rows[within]
+            logits = session.step(tokens)[:, :vocabulary]
+            tokens = choose(logits)
+            note(logits, tokens, own, rows, depth)
 
 
 def note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: int) -> None:
@@ -276,7 +269,14 @@ def draft_refused(
         # Where logits are not finite the token does not matter: the recorder refuses their signals.
         note(logits, refused, drafts, np.arange(begin, end), 0)
         chances[:, begin:end] = probability.cpu().numpy()
-    _grow(rules, len(prompt_tokens), rows, drafts, vocabulary, generator)
+    limits = np.minimum(gamma_max, model.spec.context - len(prompt_tokens) - np.arange(rows) + 1)
+    branching = np.flatnonzero(~np.isin(drafts.tokens[:rows, 0], list(rules.end_tokens)) & (limits > 1))
+
+    def drawn(logits: Tensor) -> Tensor:
+        return choose(logits, rules.sampling, generator).clamp_min(0)
+
+    grow_branches(model, len(prompt_tokens), branching, limits, drafts, vocabulary, drawn)  # as live drafting would
+    cut_after_end(drafts, rules.end_tokens)
     return drafts, chances[0], chances[1]
 
 
@@ -292,23 +292,3 @@ def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -
     of_target = p[position, output].clamp_min(torch.finfo(p.dtype).tiny)
     chances = torch.stack([torch.minimum(shared, q).sum(-1), of_draft / of_target])
     return chances.clamp(0, 1), draw(residual(q, shared), generator).clamp_min(0)
-
-
-def _grow(
-    rules: DraftRules, prompt_tokens: int, rows: int, drafts: DenseDrafts, vocabulary: int, generator: Generator
-) -> None:
-    """Continue the drafts after the rejected tokens, as live drafting would."""
-    limits = np.minimum(len(drafts.tokens[0]), rules.model.spec.context - prompt_tokens - np.arange(rows) + 1)
-    ended = np.isin(drafts.tokens[:rows, 0], list(rules.end_tokens))
-    branching = np.flatnonzero(~ended & (limits > 1))
-    for chunk in branch_chunks(rules.model, branching):
-        grow_branches(
-            rules.model,
-            prompt_tokens + chunk,
-            chunk,
-            limits,
-            drafts,
-            vocabulary,
-            lambda logits: choose(logits, rules.sampling, generator).clamp_min(0),
-        )
-    cut_after_end(drafts, rules.end_tokens)

@@ -16,7 +16,7 @@ from draftgauge.policies.registry import NO_DRAFT, compared_policies, fixed_name
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS, best_fixed_gamma, plain_seconds, task_masks
 from draftgauge.replaying.rows import sum_by_prompt
-from draftgauge.replaying.simulate import Replay, can_replay, replay
+from draftgauge.replaying.simulate import Replay, can_replay, replay, replay_lengths
 from draftgauge.replaying.splits import design_of
 from draftgauge.replaying.verdict import LOOKUP, is_level, recommended, totals
 from draftgauge.statistics.bootstrap import columns
@@ -28,16 +28,6 @@ from draftgauge.traces.trace import Trace
 CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
 LOOKUPS = (LOOKUP, "prompt_lookup")
 Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-
-
-class Outcome(NamedTuple):
-    """What decoding took, ``[prompts]`` each; ``accepted`` are the tokens that the drafter drafted itself."""
-
-    tokens: Floats
-    seconds: Floats
-    steps: Floats
-    accepted: Floats
 
 
 class Ranked(NamedTuple):
@@ -46,11 +36,7 @@ class Ranked(NamedTuple):
     setting: str
     trace: Trace
     costs: CostCurve
-    of: Outcome
-
-    @property
-    def speed(self) -> float:
-        return float(self.of.tokens.sum() / self.of.seconds.sum())
+    of: Replay
 
 
 def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
@@ -71,7 +57,7 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
     """
     ranked = {name: _at_best(*of) for name, of in recorded.items()}
     ranked[NO_DRAFT] = _plain(next(iter(ranked.values())))
-    order = sorted(ranked, key=lambda name: -ranked[name].speed)
+    order = sorted(ranked, key=lambda name: -ranked[name].of.tokens_per_second)
     lookups = [ranked[name] for name in LOOKUPS if name in ranked]
     over = {"gain": ranked[order[0]]} | ({"gain_over_lookup": lookups[0]} if lookups else {})
     return [
@@ -123,18 +109,12 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
         tried[FITTED] = replay_fitted(design, costs)
     setting = recommended(totals(tried, conversations(design.trace)), best)
-    return Ranked(setting, design.trace, costs, _outcome(tried[setting]))
-
-
-def _outcome(of: Replay) -> Outcome:
-    taken = of.committed, of.seconds, of.steps, of.accepted - of.accepted_text
-    return Outcome(*(np.asarray(values, np.float64) for values in taken))
+    return Ranked(setting, design.trace, costs, tried[setting])
 
 
 def _plain(of: Ranked) -> Ranked:
-    tokens = np.diff(of.trace.offsets).astype(np.float64)
-    outcome = Outcome(tokens, plain_seconds(of.trace, of.costs), tokens, np.zeros_like(tokens))
-    return of._replace(setting="plain", of=outcome)
+    nothing = replay_lengths(of.trace, np.zeros(of.trace.positions, np.int64), of.costs)
+    return of._replace(setting="plain", of=replace(nothing, seconds=plain_seconds(of.trace, of.costs)))
 
 
 def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
@@ -161,9 +141,10 @@ def _row(
         return sum_by_prompt(numbers, values[mask])
 
     outcome = of.of
-    tokens, seconds = summed(outcome.tokens), summed(outcome.seconds)
+    tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
     gains = {
-        key: paired_gain(tokens, seconds, summed(than.of.tokens), summed(than.of.seconds)) for key, than in over.items()
+        key: paired_gain(tokens, seconds, summed(than.of.committed), summed(than.of.seconds))
+        for key, than in over.items()
     }
     compared = {column: value for key, gain in gains.items() for column, value in columns(key, gain).items()}
     depths = [] if name == NO_DRAFT else acceptance_by_depth(select(of.trace, mask), resamples=1)
@@ -177,7 +158,7 @@ def _row(
         **columns("tokens_per_second", ratio_interval(tokens, seconds)),
         "ratio_to_plain": float(plain_seconds(of.trace, of.costs)[mask].sum() / seconds.sum()),
         "tokens_per_step": float(tokens.sum() / outcome.steps[mask].sum()),
-        "source_model": float(outcome.accepted[mask].sum() / outcome.steps[mask].sum()),
+        "source_model": float((outcome.accepted - outcome.accepted_text)[mask].sum() / outcome.steps[mask].sum()),
         **compared,
         "p_value": gains["gain"].p_value,
         "level": is_level(gains["gain"]),

@@ -83,7 +83,7 @@ class Proposer:
         self.options = from_mapping(ProposerOptions, given, "additional_config: draftgauge")
         self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._context = int(vllm_config.model_config.max_model_len)
-        curves = {} if self.options.costs is None else read_costs(self.options.costs, "vllm")
+        curves = {} if self.options.costs is None else read_costs(self.options.costs, "vllm", own=True)
         self._costs = curves[min(curves)] if curves else None
         ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
         self._end_tokens = frozenset([ends] if isinstance(ends, int) else ends or [])

@@ -13,19 +13,10 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.two_source import FITTED
 from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
-from draftgauge.policies.base import Extends, Policy
+from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
 from draftgauge.policies.registry import NO_DRAFT, current_name, fixed_length, fixed_name
-from draftgauge.replaying.evaluate import (
-    ALL_TASKS,
-    BOUNDS,
-    HINDSIGHT,
-    HINDSIGHT_BOTH,
-    Compared,
-    best_fixed_gamma,
-    evaluate,
-)
-from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, evaluate_design
 from draftgauge.replaying.simulate import Replay, can_replay, replay_fixed_all
 from draftgauge.replaying.splits import Design
 from draftgauge.replaying.verdict import Verdict, verdict_of
@@ -122,18 +113,12 @@ def judge_run(
         for spec, policy in policies.items()
         if fixed_length(spec) is None and (isinstance(policy, Replay) or can_replay(trace, policy))
     }
-    beside = {*BOUNDS}
     for spec in dict.fromkeys(policy for _, policy in live):
         if spec not in arms and spec.partition(":")[0] in REGISTERED and fixed_length(spec) is None:
             policy = make_policy(spec, trace.gamma_max, costs)
             if can_replay(trace, policy):
                 arms[spec] = policy
-                beside.add(spec)
-    arms[HINDSIGHT] = hindsight_optimum(trace, costs)
-    if any(isinstance(policy, Extends) for policy in arms.values()):
-        arms[HINDSIGHT_BOTH] = hindsight_optimum(trace, costs, text=True)
-    best = None if design.train is None else best_fixed_gamma(design.train, costs)
-    evaluated = evaluate(trace, costs, arms, compared=Compared(best, references=beside), split=design.split)
+    evaluated = evaluate_design(design, costs, arms)
     rows: dict[tuple[str, str], Row] = {(str(row["task"]), str(row["policy"])): dict(row) for row in evaluated}
     verdict = verdict_of([row for (task, _), row in rows.items() if task == ALL_TASKS], manifest.command)
     for task in dict.fromkeys(task for task, _ in rows):

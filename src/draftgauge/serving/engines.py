@@ -153,7 +153,8 @@ def _transformers(setting: str, deployment: Deployment) -> str:
 
 def _gguf(setting: str, deployment: Deployment) -> str:
     target = deployment.target if deployment.target.endswith(GGUF) else f"TARGET{GGUF}"
-    draft = deployment.draft if deployment.draft.endswith(GGUF) else f"DRAFT{GGUF}"
+    kept = target == deployment.target or deployment.draft.endswith(GGUF)
+    draft = deployment.draft if kept else f"DRAFT{GGUF}"
     options = deployment.options
     if "--compression" in options:  # of the recorded target; a GGUF file is quantised as it is
         at = options.index("--compression")

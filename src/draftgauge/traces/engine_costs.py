@@ -18,6 +18,7 @@ from draftgauge.traces.costs import CostCurve, CostTable
 
 FORMAT = "draftgauge engine costs"
 BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"
+LOOPS = ("draftgauge", "transformers", "gguf")  # engines in which draftgauge's own loop decodes
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,11 @@ class EngineCosts:
         atomic_write_text(path, json.dumps(to_mapping(self), indent=1) + "\n")
 
 
-def read_costs(path: Path, engine: str) -> dict[int, CostCurve]:
+def read_costs(path: Path, engine: str, own: bool = False) -> dict[int, CostCurve]:
+    """Cost curves by batch size: of an engine, or where draftgauge's loop decodes (or if ``own``) those of a run."""
     costs = load_engine_costs(path, engine)
+    if costs is None and not own and engine not in LOOPS:
+        raise TraceError(f"{path} holds what a step costs in draftgauge's own loop, not in {engine}: measure it there")
     return {1: CostCurve.load(path)} if costs is None else {batch: costs.curve(batch) for batch in costs.batches}
 
 

@@ -83,12 +83,17 @@ def read_trace(folder: Path | str, tasks: Collection[str] | None = None) -> Trac
         check_chances(acceptance, survival, trace.drafted > 0, str(folder))
         trace = with_chances(trace, acceptance, survival)
     ordered = take(trace, np.argsort([prompt.index for prompt in prompts]))
+    return select_tasks(ordered, tasks, folder)
+
+
+def select_tasks(trace: Trace, tasks: Collection[str] | None, source: Path) -> Trace:
+    """The prompts of these tasks, or all; ``source`` is named where one is not among them."""
     if not tasks:
-        return ordered
-    known = {prompt.task for prompt in prompts}
+        return trace
+    known = {prompt.task for prompt in trace.prompts}
     if unknown := [task for task in tasks if task not in known]:
-        raise TraceError(f"{folder} holds no task {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    return select(ordered, [prompt.task in tasks for prompt in ordered.prompts])
+        raise TraceError(f"{source} holds no task {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    return select(trace, [prompt.task in tasks for prompt in trace.prompts])
 
 
 def _columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:

@@ -44,7 +44,8 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     device, dtype = target.spec.device, target.spec.dtype
     held = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if name not in (TO_TARGET, DRAFTED)}
     embedding = held[EMBEDDING] if EMBEDDING in held else target.module.get_input_embeddings().weight.detach()
-    head = held[HEAD] if HEAD in held else target.module.get_output_embeddings().weight.detach()
+    # of a target on several devices the head may lie on another one than the states
+    head = held[HEAD] if HEAD in held else target.module.get_output_embeddings().weight.detach().to(device)
     weights, to_target = Weights(held, layout.decoder), None if ids is None else ids.to(device)
     if isinstance(layout, Eagle3Layout):
         return Eagle3Net(layout, weights, embedding, head, to_target)

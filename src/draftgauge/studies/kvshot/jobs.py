@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from draftgauge.core.config import to_mapping
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress
 from draftgauge.core.provenance import timestamp
@@ -82,8 +83,8 @@ class CellJob:
             "settings": cell.settings(),
             "training": {key: getattr(trained, key) for key in TRAINED},
             "seconds": time.monotonic() - began,
-            "evaluation": evaluation.to_json(),
-            "bottlenecks": limits.to_json(),
+            "evaluation": to_mapping(evaluation),
+            "bottlenecks": to_mapping(limits),
             "curve": self._curve(target, texts[: cell.evaluation.curve_prompts], plan),
         }
         KEPT.write(cell.folder / RESULT_NAME, content)
@@ -99,7 +100,7 @@ class CellJob:
         forced = replace(plan, live=0, tree=0, latency=0)
         points = []
         for folder in sorted((self.cell.folder / CURVE_FOLDER).glob("*")):
-            found = evaluate_drafter(load_drafter(folder, target), target, texts, forced).to_json()
+            found = to_mapping(evaluate_drafter(load_drafter(folder, target), target, texts, forced))
             counts = {key: found[key] for key in ("positions", "agreed", "accepted")}
             points.append(dict(read_description(folder)["extra"]) | counts)
         return points

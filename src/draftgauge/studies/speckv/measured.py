@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.statistics.bootstrap import Comparison
 from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, of_compression
@@ -57,6 +58,10 @@ def speed_by_prompt(records: Records, compression: int, gamma: int) -> Floats:
     """``[P]`` measured tokens/s."""
     runs = records.runs
     chosen = (runs.compression == compression) & (runs.gamma == gamma)
+    if len(np.unique(runs.prompt[chosen])) < records.prompts:
+        raise DraftgaugeError(
+            f"some prompt has no run of {COMPRESSIONS[compression]} with gamma {gamma}: complete the tables"
+        )
     speed = np.empty(records.prompts)
     speed[runs.prompt[chosen]] = runs.tokens_per_second[chosen]
     return speed

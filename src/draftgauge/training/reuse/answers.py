@@ -92,8 +92,8 @@ def make_answers(
         for group in groups(list(map(len, prompts)), description["new_tokens"], group_tokens(module)):
             if done.keys() >= set(group):
                 continue
-            answers = greedy_answers(module, [prompts[i] for i in group], description["new_tokens"], end_tokens)
-            for index, answer in zip(group, answers, strict=True):
+            group_answers = greedy_answers(module, [prompts[i] for i in group], description["new_tokens"], end_tokens)
+            for index, answer in zip(group, group_answers, strict=True):
                 done[index] = {"index": index, "prompt": len(prompts[index]), "tokens": [*prompts[index], *answer]}
                 file.write(json.dumps(done[index]) + "\n")
             file.flush()
@@ -101,14 +101,15 @@ def make_answers(
     conversations = [_conversation(done[index]) for index in range(len(prompts))]
     rows = ({**description, "sha256": _digest(conversations)}, *(done[index] for index in range(len(prompts))))
     atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    answers = read_answers(path)
     partial.unlink()
-    return read_answers(path)
+    return answers
 
 
 def read_answers(path: Path) -> Answers:
     """Read a file of answers."""
     remedy = "remove it, or name another"
-    rows = [row for _, row in read_json_lines(path, "file of answers", remedy)]
+    rows = [row for _, row in read_json_lines(path, "file of answers", remedy, max_bytes=None)]
     description = rows[0] if rows and isinstance(rows[0], dict) else {}
     if description.get("schema") != SCHEMA or len(rows) - 1 != description.get("prompts"):
         raise DraftgaugeError(f"{path} is not a whole file of answers of schema {SCHEMA}: {remedy}")
