@@ -74,8 +74,10 @@ def generate(
     for each in named:
         policy = None if each.weighs_cost else each.make(longest, None)  # before models are loaded
     check_draft_is_used(request.pair)
-    alone = replace(request.pair, target=target_of(request.pair), drafter=NO_MODEL, draft=None)
-    pair = pair or load_pair(alone if plain else request.pair)
+    spec = request.pair
+    if plain and pair is None:
+        spec = replace(spec, target=target_of(spec), drafter=NO_MODEL, draft=None)
+    pair = pair or load_pair(spec)
     store = None
     if request.datastore is not None:
         store = open_store(request.datastore, vocabulary_digest(pair.tokenizer))

@@ -11,6 +11,7 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.registry import FIXED, compared_policies, fixed_length
+from draftgauge.traces.engine_costs import LOOPS
 from draftgauge.traces.manifest import Manifest
 
 PLAIN = "plain"
@@ -51,11 +52,15 @@ class Engine:
     """A serving engine, seen from its settings."""
 
     name: str  # as ``--engine`` has it
-    loop: bool  # draftgauge's own loop decodes in it, so that a run recorded there prices it
     policies: bool  # any policy of draftgauge runs in it
     p_min: bool  # it stops drafting at a confidence, as llama.cpp does
     drafters: tuple[str, ...]  # the kinds that it runs; empty where it runs all
     flags: Callable[[str, Deployment], str]  # what to paste for a setting
+
+    @property
+    def loop(self) -> bool:
+        """Whether draftgauge's own loop decodes in it, so that a run recorded there prices it."""
+        return self.name in LOOPS
 
     def settings(self, gamma_max: int, own: Sequence[str] = ()) -> list[str]:
         """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run: ``own``,
@@ -232,11 +237,11 @@ def _sglang(setting: str, deployment: Deployment) -> str:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("draftgauge", loop=True, policies=True, p_min=False, drafters=(), flags=_draftgauge),
-        Engine("transformers", loop=True, policies=True, p_min=False, drafters=(), flags=_transformers),
-        Engine("gguf", loop=True, policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_gguf),
-        Engine("llama-server", loop=False, policies=False, p_min=True, drafters=(LANGUAGE_MODEL,), flags=_llama_server),
-        Engine("vllm", loop=False, policies=True, p_min=False, drafters=VLLM, flags=_vllm),
-        Engine("sglang", loop=False, policies=False, p_min=False, drafters=(LANGUAGE_MODEL, EAGLE3), flags=_sglang),
+        Engine("draftgauge", policies=True, p_min=False, drafters=(), flags=_draftgauge),
+        Engine("transformers", policies=True, p_min=False, drafters=(), flags=_transformers),
+        Engine("gguf", policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_gguf),
+        Engine("llama-server", policies=False, p_min=True, drafters=(LANGUAGE_MODEL,), flags=_llama_server),
+        Engine("vllm", policies=True, p_min=False, drafters=VLLM, flags=_vllm),
+        Engine("sglang", policies=False, p_min=False, drafters=(LANGUAGE_MODEL, EAGLE3), flags=_sglang),
     )
 }
