@@ -75,9 +75,9 @@ def llama_answer(
     return {"index": 0, "content": "abcdefgh", "tokens": list(tokens), "timings": timings}
 
 
-def models_page(*names: str) -> str:
+def models_page(*names: str, **said: int) -> str:
     """``/v1/models`` of both."""
-    return json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+    return json.dumps({"object": "list", "data": [{"id": name, "object": "model"} | said for name in names]})
 
 
 def error_page(message: str, code: int) -> str:

@@ -354,10 +354,11 @@ def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None
             ("sglang", "reuse", block, "", "the trained drafter (dflash), which sglang does not run"),
             ("vllm", "reuse", kv, "", "the kv design has no DFlash layout"),
             ("vllm", "checkpoint", "org/it", "dspark", "the drafter checkpoint (dspark), which vllm does not run"),
+            ("vllm", "checkpoint", "org/it", "eagle3", "draftgauge's proposer, which does not draft with eagle3"),
         )
     ):
         folder = drafter_run(tmp_path / f"run{number}", run, kind, source, family)
-        costs = costs_of(tmp_path / "costs.json", engine, 0.001)
+        costs = costs_of(tmp_path / "costs.json", engine, 0.001, drafted_by="draftgauge")
         assert words in refusal("advise", folder, "-e", engine, "--costs", costs)
 
 

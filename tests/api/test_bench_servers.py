@@ -96,6 +96,18 @@ def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(2.0)
 
 
+def test_prompts_longer_than_a_server_takes(inputs: list[str], tmp_path: Path) -> None:
+    answers = {"/v1/completions": (200, json.dumps(vllm_answer()))}
+    with serving(answers | {"/v1/models": (200, models_page("m", max_model_len=9))}) as url:
+        costs = ["--costs-out", str(tmp_path / "costs.json"), "--long-prompts", "truncate"]
+        unsaid = refusal("bench-servers", f"plain={url}", f"fixed:4={url}", *inputs, *costs)
+        assert "fixed:4 does not say what it accepted: start it with --enable-per-request-metrics" in unsaid
+        arguments = [f"plain={url}", *inputs]
+        assert "longer than the 1 tokens that the models take" in refusal("bench-servers", *arguments)
+        cut = benched([*arguments, "--long-prompts", "truncate"], tmp_path / "rows.json")
+        assert cut["plain"]["prompts"] == 2
+
+
 def test_servers_that_cannot_be_compared(inputs: list[str]) -> None:
     models = {"/v1/models": (200, models_page("m"))}
     with serving(models | {"/v1/completions": (500, error_page("out of memory", 500))}) as url:

@@ -199,6 +199,15 @@ def test_a_checkpoint_is_told_to_be_made_for_another_target_by_names_that_say_so
     assert _of_files(PairSpec(target=target), target, "checkpoint", FIXTURE).made_for == made_for
 
 
+def test_weights_that_cannot_be_read_are_no_wrong_token_ids(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((FIXTURE / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(DraftgaugeError, match="allow-pickle"):
+        dg.doctor(drafter=str(tmp_path))
+    with pytest.raises(DraftgaugeError, match="runs: name one of them"):
+        dg.doctor(PUBLISHED.parent)
+
+
 def test_what_files_do_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is not downloaded yet has no fingerprint, and a GGUF file's compression is its own."""
     monkeypatch.setattr("draftgauge.api.doctor.load_tokenizer", lambda *_, **__: None)

@@ -47,7 +47,7 @@ def tails(
         chance *= policy.numbers.lookup.chance(match)
         gained += chance
         tokens.append(match.token)
-        price = policy.prices.verify[depth + len(tokens)] - policy.prices.verify[depth]
+        price = policy.verify[depth + len(tokens)] - policy.verify[depth]
         found[tuple(tokens)] = gained - price
         match = policy.index.match([*context, *tokens])
     return found
@@ -86,7 +86,7 @@ def test_it_takes_what_is_worth_most(seed: int, verifying: float, drafting: floa
     if not depth:
         assert list(policy.extend(99)) == list(max(whole, key=whole.__getitem__))
         return
-    price = policy.prices.verify[depth] - policy.prices.verify[depth - 1]
+    price = policy.verify[depth] - policy.verify[depth - 1]
     ends = {(False, tokens): chance - price + worth for tokens, worth in whole.items()} | {(True, ()): 0.0}
     if replaced is not None:
         instead = tails(policy, context[:-1], depth - 1, replaced, before - chance)

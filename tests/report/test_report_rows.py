@@ -151,3 +151,7 @@ def test_engines_without_the_rule_are_told_not_to_draft_where_no_length_pays(
     page._flags(replace(read[0], manifest=replace(read[0].manifest, target=target), verdict=verdict), gamma)
     assert asked["sglang"] == setting
     assert asked["vllm"] == "lookup"
+    asked.clear()
+    target = replace(target, source="big.gguf")
+    page._flags(replace(read[0], manifest=replace(read[0].manifest, target=target), verdict=verdict), gamma)
+    assert asked == {"gguf": "lookup", "llama-server": setting}

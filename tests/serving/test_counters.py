@@ -96,7 +96,7 @@ def test_servers_that_say_nothing_of_speculation(engine: str, status: int, page:
 
 def test_a_server_that_lists_no_models() -> None:
     with serving({"/v1/models": (200, models_page("mine"))}) as url:
-        assert served_models("vllm", url) == ["mine"]
+        assert served_models("vllm", url) == {"mine": None}
     with serving({"/v1/models": (200, "[]")}) as url, pytest.raises(ServerError, match="does not list its models"):
         served_models("vllm", url)
     with serving({"/v1/models": (200, "no json")}) as url, pytest.raises(ServerError, match="not JSON"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from draftgauge.api.policies import (
     warn_of_seen,
 )
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
+from draftgauge.api.runs import Warn, fingerprints_of, only_run, read_run, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
@@ -133,11 +133,7 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
         if counts is None:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
         return _from_counters(request, engine, counts)
-    runs = select_runs(request.folder)
-    if len(runs) > 1:
-        names = ", ".join(str(run) for run, _ in runs)
-        raise DraftgaugeError(f"{request.folder} holds {len(runs)} runs: advice is about one of them ({names})")
-    run, manifest = runs[0]
+    run, manifest = only_run(request.folder)
     source = _from_run(request, engine, run, manifest)
     warn_of_other_pairs(source.own, fingerprints_of(manifest), on_warning)
     return _rows(request, engine, source, counts, on_warning)
@@ -152,6 +148,11 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     curves = read_costs(path, engine.name)
     trace, _ = read_run(run, request.judged.tasks)
     drafted_by = None if measured is None else measured.drafted_by
+    if format_ is not None and drafted_by == BY_DRAFTGAUGE:
+        raise DraftgaugeError(
+            f"{path} was measured with draftgauge's proposer, which does not draft with {format_} checkpoints: "
+            f"{_to_measure(engine, manifest, path)}"
+        )
     deployment = deployment_of(manifest, path)
     if engine.name not in OWN:  # which do not know the bundled models by name
         draft = f"{REFERENCE}/draft" if deployment.draft == REFERENCE else deployment.draft
@@ -221,17 +222,11 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
 def _check_loop(engine: Engine, run: Path, costs: Path, manifest: Manifest) -> None:
     """Refuse costs that were measured in another engine's decoding loop."""
     if not engine.loop:
-        file = f"{engine.name}-costs.json"
-        again = shlex.join(["draftgauge", "advise", str(run), "--engine", engine.name, "--costs", file])
-        measure = f"write what a step takes there to {file}"
-        if engine.name in CLIENTS:
-            words = ["draftgauge", "bench-servers", "plain=http://127.0.0.1:8000", "fixed:4=http://127.0.0.1:8001"]
-            words += ["--engine", engine.name, "--target", manifest.target.source]
-            measure = f"start one server without speculation and one at a fixed length, then `{shlex.join(words)}"
-            measure += f" --costs-out {file}`"
+        file = Path(f"{engine.name}-costs.json")
+        again = shlex.join(["draftgauge", "advise", str(run), "--engine", engine.name, "--costs", str(file)])
         raise DraftgaugeError(
-            f"what a step costs in {engine.name} is not known from {costs}: {measure}, and `{again}` "
-            "(docs/serving.md says more)"
+            f"what a step costs in {engine.name} is not known from {costs}: {_to_measure(engine, manifest, file)}, and "
+            f"`{again}` (docs/serving.md says more)"
         )
     recorded = manifest.target.engine
     if engine.name != "draftgauge" and (engine.name == "gguf") != recorded.startswith("gguf"):
@@ -240,6 +235,19 @@ def _check_loop(engine: Engine, run: Path, costs: Path, manifest: Manifest) -> N
             f"{run} was recorded with the engine {recorded}, whose costs are not those of {engine.name}: record "
             f"{again}, or give costs with --costs"
         )
+
+
+def _to_measure(engine: Engine, manifest: Manifest, file: Path) -> str:
+    """What to do to have a file of what a step costs in a serving engine."""
+    if engine.name not in CLIENTS:
+        return f"write what a step takes there to {file}"
+    words = ["draftgauge", "bench-servers", "plain=http://127.0.0.1:8000", "fixed:4=http://127.0.0.1:8001"]
+    words += ["--engine", engine.name, "--target", manifest.target.source, "--prompts", manifest.prompts.path]
+    words += [] if manifest.tokenizer is None else ["--tokenizer", manifest.tokenizer]
+    return (
+        "start one server without speculation and one at a fixed length (vLLM's with --enable-per-request-metrics), "
+        f"then `{shlex.join([*words, '--costs-out', str(file)])}`"
+    )
 
 
 def _from_requests(request: AdviseRequest, engine: Engine, answers: Path, on_warning: Warn) -> _Source:
@@ -296,9 +304,9 @@ def _rows(
         settings = [setting for setting in settings if setting not in unknown]
     fits = TWO_SOURCE in settings and request.costs is None and not request.policies  # `fit` weighs a run's own
     fitted = fitted_here(source.own, design, source.curve) if fits else {}
-    outcomes, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
+    judged, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
-    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | asdict(it) for it in outcomes]
+    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | it for it in judged]
     for row in rows:
         if len(trace.prompts) == 1:
             row["low"] = row["high"] = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
-from draftgauge.api.prompts import choose_prompts
+from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
 from draftgauge.api.requests import PLAIN, BenchServersRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import UNCOMPRESSED
@@ -18,7 +19,6 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.registry import fixed_length
 from draftgauge.serving.client import CLIENTS, complete
@@ -48,8 +48,7 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
         fixed_length(name)  # refuses what is no length
     if engine not in CLIENTS:
         raise DraftgaugeError(f"servers of {engine} cannot be benched: choose --engine {' or '.join(CLIENTS)}")
-    for url in urls.values():
-        served_models(engine, url)
+    listed = [context for url in urls.values() for context in served_models(engine, url).values()]
     draft = urls.pop(DRAFT, None)
     if draft is not None and request.costs_out is None:
         raise DraftgaugeError(
@@ -59,20 +58,24 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
         raise DraftgaugeError(f"gains are stated over one of the servers, {', '.join(urls)}, not {request.over!r}")
     if request.costs_out is not None:
         require_writable_file(request.costs_out)
-    _, chosen = choose_prompts(request.prompts)
-    loading, rendering = request.loading, request.prompts.rendering
+    path, chosen = choose_prompts(request.prompts)
+    loading, limit = request.loading, request.output.max_new_tokens
     tokenizer = load_tokenizer(loading.tokenizer or request.target or REFERENCE, loading.trust_remote_code)
-    prompts = [BenchPrompt(encode_with(tokenizer, prompt, rendering), prompt.task) for prompt in chosen]
+    encoder = PromptEncoder(tokenizer, min((context for context in listed if context is not None), default=sys.maxsize))
+    encoded = encode_prompts(encoder, chosen, path, limit, request.prompts)
+    prompts = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encoded]
     until = None
     if request.seconds is not None:
         until = time.monotonic() + request.seconds
         prompts = in_turn(prompts)  # the time may be over before the last one
-    arms = [server_arm(name, engine, url, request.output.max_new_tokens) for name, url in urls.items()]
+    arms = [server_arm(name, engine, url, limit) for name, url in urls.items()]
+    if request.costs_out is not None:
+        _check_priced(engine, arms, prompts[0].tokens)
     rng = generator(request.randomness.seed, "bench", engine)
     label = f"bench {engine}"
     decoded = bench_arms(arms, prompts, request.rounds, rng, lambda done, total: progress(label, done, total), until)
     if request.costs_out is not None:
-        alone = None if draft is None else server_arm(DRAFT, engine, draft, request.output.max_new_tokens)
+        alone = None if draft is None else server_arm(DRAFT, engine, draft, limit)
         if alone is not None:
             bench_arms([alone], prompts[:decoded], request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
@@ -104,13 +107,18 @@ def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
     return Arm(name, decode)
 
 
+def _check_priced(engine: str, arms: Sequence[Arm], prompt: list[int]) -> None:
+    """Refuse servers that will not tell what a step costs, before they are benched."""
+    fixed = [arm for arm in arms if fixed_length(arm.name)]
+    if not fixed:
+        raise DraftgaugeError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
+    if unsaid := [arm.name for arm in fixed if not arm.decode(prompt).steps]:
+        how = ": start it with --enable-per-request-metrics and --per-request-spec-decode-metrics summary"
+        raise DraftgaugeError(f"the server {unsaid[0]} does not say what it accepted{how if engine == 'vllm' else ''}")
+
+
 def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> EngineCosts:
     """What a step costs, from servers that have been asked: one plain, others at fixed lengths, and the draft model."""
-    if unsaid := [arm.name for arm in arms if fixed_length(arm.name) and not arm.runs[0][0].steps]:
-        raise DraftgaugeError(
-            f"the server {unsaid[0]} does not say what it accepted: start vLLM with --enable-per-request-metrics and "
-            "--per-request-spec-decode-metrics summary"
-        )
     fixed = {length: seconds_a_step(arm) for arm in arms if (length := fixed_length(arm.name))}
     plain = next(arm for arm in arms if arm.name == PLAIN)
     return costs_of_steps(engine, seconds_a_step(plain), fixed, [] if draft is None else seconds_a_step(draft))

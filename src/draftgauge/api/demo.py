@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,6 +36,14 @@ COST_SECONDS = 6.0  # at most, of each compression, unless asked for
 LIVE_SECONDS = 25.0  # at most, of each compression
 
 OnRows = Callable[[str, Sequence[dict[str, Any]]], None]
+
+
+class _Told(NamedTuple):
+    """Whom to tell what happens."""
+
+    progress: Progress
+    on_rows: OnRows
+    on_warning: Warn
 
 
 @verb(DemoRequest)
@@ -73,76 +82,89 @@ def demo(
     pair = load_pair(request.pair.at(names[0]))
     on_rows("first", [_first_answer(request, pair, on_text)])
     del pair  # two targets may not fit
+    told = _Told(progress, on_rows, on_warning)
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
     shown: list[str] = []
     least, took = (0, 0), 0.0  # of the first compression: prompts replayed and decoded live, and its seconds
     for name in names:
-        started = time.monotonic()
+        started, first = time.monotonic(), not shown
         if missing := lacks_library(name):
             on_warning(f"{name} needs bitsandbytes: pip install 'draftgauge[quant]'")
-        if missing or (shown and end - started < took):
-            on_rows(name, [])
-            continue
-        costs_seconds = request.costs.cost_seconds
-        if "cost_seconds" not in given_settings(request):
-            costs_seconds = min(costs_seconds, COST_SECONDS)
-        until = end - LIVE_SECONDS / 2 if shown else min(begun + VERDICT_SECONDS, end)
-        run = runs / name
-        profiled = profile(
-            ProfileRequest(
-                out=run,
-                pair=request.pair.at(name),
-                prompts=request.prompts,
-                output=request.output,
-                drafts=request.drafts,
-                seconds=max(until - costs_seconds - started, 1.0),
-                costs=replace(request.costs, cost_seconds=costs_seconds),
-            ),
-            progress=progress,
-            on_warning=on_warning,
-        )
-        recorded = next(row["prompts"] for row in profiled if row["task"] == ALL_TASKS)
-        if recorded < least[0]:
-            on_rows(name, [])
-            continue
-        replayed = replay(run, on_warning=on_warning)
-        pooled = [row for row in replayed if row["task"] == ALL_TASKS]
-        chosen = next(row for row in pooled if row["recommended"])
-        on_rows("verdict", [chosen])  # before the live bench, which may take as long again
-        rules = [row for row in pooled if row["policy"] in compared_policies()]
-        fastest = max(rules, key=lambda row: row["ratio_to_plain"])
-        told = [f"fixed:{chosen['best_fixed_gamma'] or 1}", chosen["policy"], fastest["policy"]]
-        policies = tuple(dict.fromkeys(name for name in told if name != FITTED))  # of which there is no file
-        timed = bench(
-            BenchRequest(
-                folder=run,
-                policies=policies,
-                pair=PairSpec(machine=request.pair.machine, loading=request.pair.loading),
-                baselines=False,
-                rounds=request.rounds,
-                seconds=max(min(LIVE_SECONDS, end - time.monotonic()), 1.0),
-            ),
-            progress=progress,
-        )
-        count = max(row["prompts"] for row in timed)
-        if count < least[1]:
-            on_rows(name, [])
-            continue
-        if not shown:
-            least, took = (recorded, min(count, MIN_PROMPTS)), time.monotonic() - started
-        shown.append(name)
-        live += timed
-        modelled = {(row["task"], row["policy"]): row for row in replayed}
-        beside = []
-        for row in timed:
-            if (other := modelled.get((row["task"], row["policy"]))) is not None:
-                further = {"modelled_ratio": other["ratio_to_plain"], "verdict": other.get("verdict")}
-                beside.append(row | further | {"modelled_tokens_per_step": other["tokens_per_step"]})
+        beside: list[dict[str, Any]] = []
+        if not missing and (first or end - started >= took):
+            until = min(begun + VERDICT_SECONDS, end) if first else end - LIVE_SECONDS / 2
+            recorded, replayed = _replayed(request, runs / name, until, told, least[0])
+            timed = _live(request, runs / name, replayed, end, told) if replayed else []
+            count = max((row["prompts"] for row in timed), default=0)
+            if timed and count >= least[1]:
+                live += timed
+                shown.append(name)
+                beside = _beside_replay(timed, replayed)
+            if first:
+                least, took = (recorded, min(count, MIN_PROMPTS)), time.monotonic() - started
         rows += beside
         on_rows(name, beside)
     write_report(runs, request.out / REPORT_NAME, live, compressions=shown)
     return rows
+
+
+def _replayed(
+    request: DemoRequest, run: Path, until: float, told: _Told, least: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """Record a compression until then; how many prompts, and their rows of replay if that is enough of them."""
+    seconds = request.costs.cost_seconds
+    if "cost_seconds" not in given_settings(request):
+        seconds = min(seconds, COST_SECONDS)
+    profiled = profile(
+        ProfileRequest(
+            out=run,
+            pair=request.pair.at(run.name),
+            prompts=request.prompts,
+            output=request.output,
+            drafts=request.drafts,
+            seconds=max(until - seconds - time.monotonic(), 1.0),
+            costs=replace(request.costs, cost_seconds=seconds),
+        ),
+        progress=told.progress,
+        on_warning=told.on_warning,
+    )
+    recorded = next(row["prompts"] for row in profiled if row["task"] == ALL_TASKS)
+    return recorded, replay(run, on_warning=told.on_warning) if recorded >= least else []
+
+
+def _live(
+    request: DemoRequest, run: Path, replayed: list[dict[str, Any]], end: float, told: _Told
+) -> list[dict[str, Any]]:
+    """Tell the verdict, as this may take as long again; then decode with what it names and the fastest policy."""
+    pooled = [row for row in replayed if row["task"] == ALL_TASKS]
+    chosen = next(row for row in pooled if row["recommended"])
+    told.on_rows("verdict", [chosen])
+    rules = [row for row in pooled if row["policy"] in compared_policies()]
+    fastest = max(rules, key=lambda row: row["ratio_to_plain"])
+    named = [f"fixed:{chosen['best_fixed_gamma'] or 1}", chosen["policy"], fastest["policy"]]
+    return bench(
+        BenchRequest(
+            folder=run,
+            policies=tuple(dict.fromkeys(name for name in named if name != FITTED)),  # of which there is no file
+            pair=PairSpec(machine=request.pair.machine, loading=request.pair.loading),
+            baselines=False,
+            rounds=request.rounds,
+            seconds=max(min(LIVE_SECONDS, end - time.monotonic()), 1.0),
+        ),
+        progress=told.progress,
+    )
+
+
+def _beside_replay(timed: list[dict[str, Any]], replayed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of live decoding with what replay says of the same policy and task, where it was replayed."""
+    modelled = {(row["task"], row["policy"]): row for row in replayed}
+    beside = []
+    for row in timed:
+        if (other := modelled.get((row["task"], row["policy"]))) is not None:
+            further = {"modelled_ratio": other["ratio_to_plain"], "verdict": other.get("verdict")}
+            beside.append(row | further | {"modelled_tokens_per_step": other["tokens_per_step"]})
+    return beside
 
 
 def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> dict[str, Any]:

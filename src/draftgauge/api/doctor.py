@@ -11,7 +11,7 @@ from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
 from draftgauge.api.pair import drafter_of, load_pair_of, target_of
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import DoctorRequest, PairSpec, ProfileRequest
-from draftgauge.api.runs import Warn, warn
+from draftgauge.api.runs import Warn, only_run, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, ModelError
@@ -62,7 +62,7 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: W
             raise DraftgaugeError("costs are looked at beside a run or a pair, not beside an engine's counters")
         return examine(Evidence(counts=read_counts(request.server or "vllm", request.url)))
     if request.folder is not None:
-        return examine(_of_run(request, request.folder, None))
+        return examine(_of_run(request, only_run(request.folder)[0], None))
     evidence = _of_files(request.pair, target_of(request.pair), *drafter_of(request.pair))
     rows = examine(evidence)
     if any(row["status"] == "wrong" for row in rows):
@@ -114,9 +114,9 @@ def _of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None)
     if kind == CHECKPOINT:
         config = read_config(source)
         layout, method = read_layout(config, str(source)), method_of(config, source)
-        error = ""
+        error, tensors = "", read_tensors(source, spec.loading.allow_pickle)
         try:
-            target_ids(source, layout, read_tensors(source, spec.loading.allow_pickle))
+            target_ids(source, layout, tensors)
         except ModelError as wrong:
             error = str(wrong)
         named = drafter_kind(kind).trained_for(source) or ""

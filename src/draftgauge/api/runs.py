@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from draftgauge.core.compressions import COMPRESSIONS
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_trace
@@ -23,6 +24,15 @@ def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
     order = {name: position for position, name in enumerate(COMPRESSIONS)}
     runs = [(run, Manifest.load(run)) for run in find_runs(folder)]
     return sorted(runs, key=lambda r: (order.get(r[1].target.compression, len(order)), r[0].name))
+
+
+def only_run(folder: Path) -> tuple[Path, Manifest]:
+    """The run of a folder; refuses a folder of several."""
+    runs = select_runs(folder)
+    if len(runs) > 1:
+        names = ", ".join(str(run) for run, _ in runs)
+        raise DraftgaugeError(f"{folder} holds {len(runs)} runs: name one of them ({names})")
+    return runs[0]
 
 
 def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, CostCurve]:

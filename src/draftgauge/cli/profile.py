@@ -61,11 +61,12 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
 
 
 def _show_cut(request: ProfileRequest, rows: list[dict[str, Any]]) -> None:
-    """How many prompts the time sufficed for, where not for all."""
+    """How many prompts were recorded, where not all."""
     from draftgauge.api.prompts import choose_prompts
 
     asked = len(choose_prompts(request.prompts)[1])
     for row in rows:
         if row["task"] == "all" and row["prompts"] < asked:
-            said = f"Target {row['compression']}: {row['prompts']} of {asked} prompts, as the time was over."
-            console.print(said, highlight=False)
+            said = f"Target {row['compression']}: {row['prompts']} of {asked} prompts"
+            why = f"the others were left out, or not begun within {request.seconds:g} s."
+            console.print(f"{said}; {why}", highlight=False)

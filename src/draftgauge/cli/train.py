@@ -42,8 +42,9 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
             say(said)
         return rows
     show_table("Trained", rows, COLUMNS)
-    out = quote(str(request.out))
-    say(f"Next: draftgauge evaluate {out}   or   draftgauge generate PROMPT --drafter {out}")
+    out, given = quote(str(request.out)), request.training.prompts
+    prompts = "" if given is None else f" --prompts {quote(str(given))}"
+    say(f"Next: draftgauge evaluate {out}{prompts}   or   draftgauge generate PROMPT --drafter {out}")
     return rows
 
 

@@ -67,8 +67,8 @@ class Speculative:
         """Make a decoding function.
 
         Args:
-            drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; or
-                "prompt_lookup".
+            drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; an
+                EAGLE-3 or DFlash checkpoint; or "prompt_lookup".
             policy: how far to draft, as ``--policy`` takes it, or a policy of your own.
             gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
             costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded

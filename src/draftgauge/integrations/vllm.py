@@ -1,16 +1,7 @@
-"""draftgauge inside vLLM: any of its drafters that needs no target state, under any of its policies.
+"""draftgauge inside vLLM (0.30 or later): any of its drafters that needs no target state, under any of its policies.
 
-::
-
-    vllm serve TARGET \\
-        --speculative-config '{"method": "custom_class", "model": "draftgauge.integrations.vllm.Proposer",
-                               "num_speculative_tokens": 16}' \\
-        --additional-config '{"draftgauge": {"draft": "DRAFT", "policy": "stopping", "costs": "vllm-costs.json"}}'
-
-vLLM 0.30 or later. It hands over the tokens of every request and takes drafts of any length up to
-``num_speculative_tokens``; they count as one-hot distributions, so its rejection sampler keeps outputs as they are. It
-hands over neither request ids nor sampling parameters nor hidden states: requests are identified by their text, and
-drafters that read the target cannot run.
+Drafts count as one-hot distributions, so vLLM's rejection sampler keeps outputs as they are. It hands over no request
+ids, so requests are identified by their text. docs/vllm.md has the flags.
 """
 
 from __future__ import annotations
@@ -212,8 +203,8 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
         return EachRow(lambda: LanguageModelDrafter(wrap(module, "modules"), end_tokens, None, None, vocabulary))
     if kind.self_describing:
         raise DraftgaugeError(
-            f"{options.drafter} reads the target's states, which vLLM does not hand over: export it "
-            "(`draftgauge export`), or draft with language_model or prompt_lookup"
+            f"{options.drafter} reads the target's states, which vLLM does not hand over: let vLLM draft with it "
+            "(method eagle3 or dflash; `draftgauge export` for a trained one), or take language_model or prompt_lookup"
         )
     nothing: Any = None  # kinds without a model read no target
     drafts = kind.load(source, nothing, loading)

@@ -3,8 +3,8 @@
 Decoding is a renewal-reward process: steps commit tokens and take seconds, and the rate to be maximised is the ratio of
 the sums. For a rate ``lambda`` the best rule maximises ``E[tokens] - lambda E[seconds]`` of a step, and the best rate
 is the one at which that is zero (Dinkelbach 1967, "On nonlinear fractional programming"). Here ``lambda`` is the rate
-of the best fixed length at the fitted acceptance by depth, times a fitted factor. The rules are not sensitive to it:
-20% off costs half a percent.
+of the best fixed length at the fitted acceptance by depth, for ``stopping`` times a fitted factor, which hardly
+matters: 20% off costs half a percent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Prices:
         thresholds: ``[gamma_max]`` chance of the next token, with all before it, above which drafting it pays.
     """
 
-    def __init__(self, costs: CostCurve, reads: Reads, accepted_by_depth: Sequence[float], rate_scale: float) -> None:
+    def __init__(
+        self, costs: CostCurve, reads: Reads, accepted_by_depth: Sequence[float], rate_scale: float = 1.0
+    ) -> None:
         """Price drafts of up to ``len(accepted_by_depth)`` tokens.
 
         Args:

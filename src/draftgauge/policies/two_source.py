@@ -10,6 +10,11 @@ costs their verification only:
 n-gram match is, how often in a row that token followed, and whether it always did. The chance of a drafted token is
 that of ``stopping``, with one number more where the text predicts the same token and one where it predicts another.
 
+Two rates price time. ``V`` is priced at ``rate_scale`` times the rate of the best fixed length, what the rule reaches
+with both sources; drafting at the rate of the best fixed length itself. Where the text predicts nothing the next steps
+are like this one, so a token is worth what drafting alone makes of the time: priced at the higher rate, it would stop
+where it pays, and on some cost curves never start.
+
 While drafting on is worth more than ``tail_weight G_j`` the rule drafts. That weight is below 1, as a tail can still
 follow the longer draft. Then it takes the best of three: the draft with its best tail; the draft less its last token,
 where the text predicts another one in its place, with the tail from there, whose first token is accepted with the
@@ -68,7 +73,8 @@ class TwoSourceNumbers:
         agrees, disagrees: added to its logit where an n-gram match predicts the same token, or another one.
         lookup: of a looked-up token's chance.
         tail_weight: of what looked-up tokens are worth, against drafting on.
-        accepted_by_depth, rate_scale: see :class:`~draftgauge.policies.stopping.StoppingNumbers`.
+        accepted_by_depth: see :class:`~draftgauge.policies.stopping.StoppingNumbers`.
+        rate_scale: the rate that the rule reaches over that of the best fixed length; of looked-up tokens only.
     """
 
     constant: float
@@ -101,7 +107,8 @@ class TwoSource(IndexesText):
         super().__init__()
         self.numbers = numbers
         self.gamma_max = len(numbers.accepted_by_depth)
-        self.prices = Prices(costs, self.reads, numbers.accepted_by_depth, numbers.rate_scale)
+        self.prices = Prices(costs, self.reads, numbers.accepted_by_depth)
+        self.verify = [numbers.rate_scale * price for price in self.prices.verify]
         self._context: list[int] = []  # the last tokens of text and draft
         self._depth = 0
         self._all_accepted = self._all_before = 1.0  # S_j and S_j-1
@@ -129,7 +136,7 @@ class TwoSource(IndexesText):
 
     def drops_last(self) -> bool:
         """Where the text predicts another token that is worth more, or the last one less than its verification."""
-        depth, price = self._depth, self.prices.verify[self._depth] - self.prices.verify[self._depth - 1]
+        depth, price = self._depth, self.verify[self._depth] - self.verify[self._depth - 1]
         kept = self._all_accepted + self._tail.worth - price
         if self._before is not None:
             wrong = 1 - self._all_accepted / self._all_before if self._all_before > 0 else 1.0
@@ -157,7 +164,7 @@ class TwoSource(IndexesText):
 
     def _tail_after(self, context: list[int], depth: int, match: Match | None, chance: float) -> Tail:
         tokens: list[int] = []
-        prices, gained, best, length = self.prices.verify, 0.0, 0.0, 0
+        prices, gained, best, length = self.verify, 0.0, 0.0, 0
         while match is not None and depth + len(tokens) < self.gamma_max:
             chance *= self.numbers.lookup.chance(match)
             gained += chance

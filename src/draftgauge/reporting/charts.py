@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from draftgauge.reporting.style import LIGHT, Series, number, series, themed
 
@@ -68,16 +68,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """What the axes of a line chart show: titles with units, ends of the vertical axis, places and names of the
-    horizontal ticks (``names`` alone are at 0, 1, 2 ...), the size in inches.
+    """What the axes of a line chart show: titles with units, ends of the vertical axis, places of the horizontal
+    ticks, the size in inches.
     """
 
     x: str
     y: str
     ylim: tuple[float | None, float | None] = (None, None)
     ticks: Sequence[float] | None = None
-    names: Sequence[str] | None = None
-    logarithmic: bool = False
     size: tuple[float, float] = PANEL
 
 
@@ -99,12 +97,8 @@ def line_chart(
                 axes.plot(line.x, line.y, label=line.label, **style.line | {"linestyle": "none"})
                 axes.vlines(line.x, line.low, line.high, color=LIGHT[style.colour], linewidth=1.4)
         axes.set_ylim(*frame.ylim)
-        if frame.logarithmic:
-            axes.set_xscale("log")
-            axes.xaxis.set_minor_locator(NullLocator())
-        if frame.ticks is not None or frame.names is not None:
-            places = range(len(frame.names or ())) if frame.ticks is None else frame.ticks
-            axes.set_xticks(places, frame.names or [f"{place:g}" for place in places])
+        if frame.ticks is not None:
+            axes.set_xticks(frame.ticks, [f"{place:g}" for place in frame.ticks])
         else:
             axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
         ends = (f"{line.label}: {number(line.y[0])} to {number(line.y[-1])}" for line in lines if len(line.y))

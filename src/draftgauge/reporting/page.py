@@ -35,7 +35,7 @@ from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
 from draftgauge.serving.advice import flags_of
-from draftgauge.serving.engines import ENGINES, deployment_of, setting_length
+from draftgauge.serving.engines import ENGINES, GGUF, deployment_of, setting_length
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 
 TITLE = "How far to draft"
@@ -145,7 +145,8 @@ def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
         return []
     flags = list[tuple[str, str]]()
     deployment = deployment_of(manifest, run.folder / COSTS_NAME)
-    for name in ("transformers", "vllm", "sglang", "llama-server"):
+    files = manifest.target.source.endswith(GGUF)  # which the others do not run as they are
+    for name in ("gguf", "llama-server") if files else ("transformers", "vllm", "sglang", "llama-server"):
         engine = ENGINES[name]
         if not engine.drafters or manifest.drafter in engine.drafters:
             runs_it = engine.policies or setting_length(run.verdict.setting) is not None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,31 +33,15 @@ Floats = NDArray[np.float64]
 FITTED_FILE = f"{TWO_SOURCE}.json"
 
 
-@dataclass(frozen=True)
-class SettingOutcome:
-    """A setting (``plain``, ``fixed:4``, ``p-min:0.8,16`` or a policy) on the prompts that it is judged on.
-
-    ``speedup`` is over plain decoding, ``low`` to ``high`` its 95% interval by prompt; ``acceptance_rate`` is None if
-    nothing was drafted.
-    """
-
-    setting: str
-    speedup: float
-    low: float
-    high: float
-    tokens_per_step: float
-    drafted_per_step: float
-    acceptance_rate: float | None
-
-
 def advise_settings(
     design: Design,
     costs: CostCurve,
     settings: Sequence[str],
     command: str = "",
     fitted: Mapping[str, Replay] | None = None,
-) -> tuple[list[SettingOutcome], Verdict]:
-    """Judge settings, ``plain`` among them, on a trace, with what a step costs in the engine; in their order.
+) -> tuple[list[dict[str, Any]], Verdict]:
+    """Judge settings (``plain`` among them, ``fixed:4``, ``p-min:0.8,16`` or a policy) on a trace, with what a step
+    costs in the engine.
 
     The setting advised is the simplest that is level with the fastest, see
     :func:`~draftgauge.replaying.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
@@ -64,6 +49,11 @@ def advise_settings(
 
     Args:
         fitted: finished replays, by the name of the setting.
+
+    Returns:
+        One row a setting, in their order: ``setting``, ``speedup`` over plain decoding with its 95% interval by prompt,
+        ``low`` to ``high``, ``tokens_per_step``, ``drafted_per_step`` and ``acceptance_rate``, None if nothing was
+        drafted; and the verdict.
     """
     trace = design.trace
     if trace.sampled is not None:  # the recorded signals are then of refused drafts
@@ -72,30 +62,37 @@ def advise_settings(
     conversation = conversations(trace)
     plain = sum_by_prompt(conversation, plain_seconds(trace, costs))
 
-    def outcome(setting: str, run: Replay) -> SettingOutcome:
+    def row(setting: str, run: Replay) -> dict[str, Any]:
         ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds), resamples=TEST_RESAMPLES)
         steps, drafted = float(run.steps.sum()), float(run.drafted.sum())
         proposed = drafted + float((run.appended - run.dropped).sum())
-        rate = float(run.accepted.sum()) / proposed if proposed else None
-        return SettingOutcome(setting, *ratio, float(run.committed.sum()) / steps, drafted / steps, rate)
+        return {
+            "setting": setting,
+            "speedup": ratio.estimate,
+            "low": ratio.low,
+            "high": ratio.high,
+            "tokens_per_step": float(run.committed.sum()) / steps,
+            "drafted_per_step": drafted / steps,
+            "acceptance_rate": float(run.accepted.sum()) / proposed if proposed else None,
+        }
 
-    outcomes = [outcome(setting, run) for setting, run in replays.items()]
+    rows = [row(setting, run) for setting, run in replays.items()]
     length = best_length(design, costs)
     best = f"{FIXED}{length}" if length else PLAIN
     chosen = recommended(totals(replays, conversation), best)
-    rows = [
+    judged = [
         {
-            "policy": it.setting,
-            **columns("ratio_to_plain", Interval(it.speedup, it.low, it.high)),
-            "recommended": it.setting == chosen,
+            "policy": it["setting"],
+            **columns("ratio_to_plain", Interval(it["speedup"], it["low"], it["high"])),
+            "recommended": it["setting"] == chosen,
             "prompts": len(trace.prompts),
             "cost_doubt": costs.doubt(),
-            "drafted_per_step": it.drafted_per_step,
-            "appended_per_step": float(replays[it.setting].appended.mean()),
+            "drafted_per_step": it["drafted_per_step"],
+            "appended_per_step": float(replays[it["setting"]].appended.mean()),
         }
-        for it in outcomes
+        for it in rows
     ]
-    return outcomes, verdict_of(rows, command)
+    return rows, verdict_of(judged, command)
 
 
 def flags_of(
@@ -123,7 +120,7 @@ def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:
     """Whether rules that adapt to the load pay over the best fixed length in a batch, in words."""
     rows = batch_rows(design.trace, costs, [batch], tuple(SWITCHES))
     fixed = next(row for row in rows if row["best"])
-    said = [f"at {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_plain']:.2f} x plain)"]
+    said = [f"At {batch} requests the best length is {fixed['gamma']} ({fixed['ratio_to_plain']:.2f} x plain)"]
     for row in rows:
         if row["gamma"] is None:
             low, high = row["gain_low"], row["gain_high"]  # NaN of a single prompt

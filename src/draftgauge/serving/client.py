@@ -61,7 +61,8 @@ def _llama(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
 
 
 def _vllm(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
-    asked = {"model": served_models("vllm", url)[0], "prompt": prompt, "max_tokens": max_new_tokens}
+    model, *_ = served_models("vllm", url)
+    asked = {"model": model, "prompt": prompt, "max_tokens": max_new_tokens}
     body = asked | {"temperature": 0.0, "return_token_ids": True}
     started = time.perf_counter()
     answer = fetch_json(url, "/v1/completions", body, COMPLETION_SECONDS)

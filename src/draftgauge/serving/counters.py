@@ -93,7 +93,7 @@ def read_counts(engine: str, place: str) -> SpeculationCounts:
     """The counters of a running server (an address) or in a file: its metrics page, or JSON Lines of its answers."""
     if engine not in PREFIXES:
         raise DraftgaugeError(
-            f"counters of {engine} cannot be read: --url takes one of {' and '.join(PREFIXES)}; for others record a run"
+            f"counters of {engine} cannot be read: name the server's engine, {' or '.join(PREFIXES)}, or record a run"
         )
     saved = Path(place).is_file()
     text = read_text(Path(place), "page of metrics") if saved else fetch_text(place, "/metrics")
@@ -179,11 +179,13 @@ def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
     return SpeculationCounts(steps, round(accepted / rate) if rate else 0, accepted)
 
 
-def served_models(engine: str, url: str) -> list[str]:
+def served_models(engine: str, url: str) -> dict[str, int | None]:
+    """Models by name, and the tokens that prompt and answer may have together, where the server says it."""
     document = fetch_json(url, "/v1/models")
     try:
-        return [str(entry["id"]) for entry in document["data"]]
-    except (KeyError, TypeError) as error:
+        lengths = {str(entry["id"]): entry.get("max_model_len") for entry in document["data"]}
+        return {name: None if length is None else int(length) for name, length in lengths.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ServerError(f"the server at {url} does not list its models as {engine} does") from error
 
 

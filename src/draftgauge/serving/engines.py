@@ -157,14 +157,16 @@ def _transformers(setting: str, deployment: Deployment) -> str:
 
 
 def _gguf(setting: str, deployment: Deployment) -> str:
-    target = deployment.target if deployment.target.endswith(GGUF) else f"TARGET{GGUF}"
-    kept = target == deployment.target or deployment.draft.endswith(GGUF)
-    draft = deployment.draft if kept else f"DRAFT{GGUF}"
-    options = deployment.options
+    target, options = _gguf_or(deployment.target, "TARGET"), deployment.options
+    draft = deployment.draft if target == deployment.target else _gguf_or(deployment.draft, "DRAFT")
     if "--compression" in options:  # of the recorded target; a GGUF file is quantised as it is
         at = options.index("--compression")
         options = (*options[:at], *options[at + 2 :])
     return _draftgauge(setting, replace(deployment, target=target, draft=draft, options=options))
+
+
+def _gguf_or(source: str, name: str) -> str:
+    return source if source.endswith(GGUF) else f"{name}{GGUF}"
 
 
 def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
@@ -179,9 +181,9 @@ def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
 
 def _llama_server(setting: str, deployment: Deployment) -> str:
     options = _llama_settings(setting, deployment)
-    words = [] if deployment.drafter is None else ["llama-server", "--model", "TARGET.gguf"]
+    words = [] if deployment.drafter is None else ["llama-server", "--model", _gguf_or(deployment.target, "TARGET")]
     if options and deployment.drafter is not None:
-        words += ["--spec-draft-model", "DRAFT.gguf"]
+        words += ["--spec-draft-model", _gguf_or(deployment.draft, "DRAFT")]
     return shlex.join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
 
 

@@ -1,13 +1,7 @@
 """A trace from the acceptance that vLLM reports of each request, for drafters that draftgauge cannot load.
 
-vLLM started with ``--per-request-spec-decode-metrics detailed`` answers how many tokens each step drafted and accepted.
-Of a drafter that depends on the text alone, such as an independent draft model, that says at almost every position
-whether its next token is the target's: at the accepted ones yes, at the first rejected one no. It is not known at the
-position after a draft that was accepted whole, where the target's own token was not drafted: there it is drawn, with
-the probability that a token at the draft's last depth was accepted after all before it.
-
-Drafters that start from the target's state at every step (EAGLE, MTP heads) draft better right after it than deep
-in a draft; for them, rows inside an accepted run are an approximation.
+At the position after a draft that was accepted whole it is not known whether the drafter is right: there it is drawn.
+docs/serving.md says for which drafters this holds.
 """
 
 from __future__ import annotations

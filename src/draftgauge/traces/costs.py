@@ -158,8 +158,8 @@ class CostCurve:
         if self.batched is None or self.batched.largest < largest:
             measured = "single requests" if self.batched is None else f"batches of 1 to {self.batched.largest}"
             raise TraceError(
-                f"the costs were measured for {measured}, asked for batches of {largest}: run `draftgauge profile "
-                f"--batches ...,{largest}` with the same folder"
+                f"the costs were measured for {measured}, asked for batches of {largest}: `draftgauge profile "
+                f"--batches ...,{largest}` with the same folder measures a run's; a file of an engine has to hold them"
             )
         return self.batched
 
