@@ -86,7 +86,7 @@ def test_modelled_seconds_are_those_of_the_live_loop(monkeypatch: pytest.MonkeyP
             live += result.decode_seconds
             model += modelled(curve, len(prompt), result.steps, policy)
             steps += result.steps
-        assert (sum(step.dropped for step in steps) > 10) == (spec == "drops"), spec
+        assert spec != "drops" or sum(step.dropped for step in steps) > 10
         if copies == 2:
             assert (sum(step.appended for step in steps) > 50) == (spec in APPENDING), spec
         assert model == pytest.approx(live, rel=0.03), spec

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import accepted_by_depth, judged_tokens
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.policies.fitted import fitted_policy
-from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
+from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.replaying.evaluate import best_fixed_gamma
 from draftgauge.replaying.rows import draft_caps, signal_arrays
 from draftgauge.replaying.simulate import replay, replay_fixed_all
@@ -71,16 +70,6 @@ def test_what_is_learned_from_are_the_tokens_that_a_step_would_have_judged(trace
         accepted[: min(right, most)] += 1
     assert accepted_by_depth([train]) == pytest.approx((accepted + 1) / (judged + 2), abs=1e-4)
     assert accepted_by_depth([train, train]) == pytest.approx((2 * accepted + 1) / (2 * judged + 2), abs=1e-4)
-
-
-def test_the_rate_is_what_the_policy_reaches_over_whole_outputs(traces) -> None:
-    train, _ = traces
-    costs = curve(0.1, 0.05)
-    numbers = from_mapping(StoppingNumbers, fit_stopping([train], [costs]).parameters, "numbers")
-    whole, unscaled = (
-        ThroughputStopping(replace(numbers, rate_scale=scale), costs) for scale in (numbers.rate_scale, 1.0)
-    )
-    assert whole.prices.rate == pytest.approx(replay(train, unscaled, costs).tokens_per_second, rel=1e-3)
 
 
 def test_what_cannot_be_fitted_is_said(traces) -> None:

@@ -44,9 +44,9 @@ class Seconds(LinearCosts):
 
 
 def test_prices_by_hand() -> None:
-    prices = Prices(Seconds(), NO_SIGNALS, (0.5, 0.5, 0.5), rate_scale=1.1)
+    prices = Prices(Seconds(), NO_SIGNALS, (0.5, 0.5, 0.5))
     # 1, 1.5, 1.75 and 1.875 tokens in 1, 1.5, 1.6 and 1.7 s.
-    assert prices.rate == pytest.approx(1.1 * 1.875 / 1.7)
+    assert prices.rate == pytest.approx(1.875 / 1.7)
     # From nothing, one token takes 0.5 s, two that count as 1.5 take 0.6, three that count as 1.75 take 0.7.
     # Behind one token the next takes 0.1 s, and two that count as 1.5 take 0.2: the next alone is the cheaper.
     assert prices.thresholds == pytest.approx([prices.rate * 0.7 / 1.75, prices.rate * 0.1, prices.rate * 0.1])
@@ -117,7 +117,6 @@ BROKEN = [
     ("stopping", "lambda", 1),
     ("stopping", "logit_confidence", math.inf),
     ("stopping", "logit_confidence", 1e308),
-    ("stopping", "rate_scale", 0.0),
     ("stopping", "accepted_by_depth", [0.5]),
     ("stopping", "accepted_by_depth", [0.5] * 15 + [1.5]),
     ("stopping", "accepted_by_depth", [0.5] * 15 + [-0.5]),
@@ -125,6 +124,7 @@ BROKEN = [
     ("two-source", "lookup.always", -math.inf),
     ("two-source", "accepted_by_depth", [0.5] * 17),
     ("two-source", "agrees", "much"),
+    ("two-source", "rate_scale", 0.0),
     ("two-source", "lookup", [1, 2, 3]),
     ("speckv", "network.hidden", [[0.5]]),
     ("speckv", "network.output_bias", 1e300),
@@ -147,7 +147,7 @@ def test_an_edited_file_and_one_of_an_earlier_version_are_refused(tmp_path: Path
     path = tmp_path / "p.json"
     save_fitted(bundled_policy("stopping"), path)
     text = path.read_text()
-    path.write_text(text.replace('"rate_scale": 1', '"rate_scale": 2'))
+    path.write_text(text.replace('"constant": 0', '"constant": 2'))
     with pytest.raises(DraftgaugeError, match="does not match its checksum"):
         load_fitted(path)
     path.write_text(text.replace('"version": 2', '"version": 1'))

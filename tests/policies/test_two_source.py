@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -103,6 +103,16 @@ def test_no_more_is_appended_than_there_is_room_for() -> None:
     assert list(policy.extend(99)) == [1, 2, 3, 4, 5, 1]
     assert list(policy.extend(2)) == [1, 2]
     assert list(policy.extend(0)) == []
+
+
+def test_it_drafts_where_a_fixed_length_pays_whatever_the_text_brings_elsewhere() -> None:
+    """At the rate that looking up reaches besides, no length would pay: one token of 0.8 takes 0.45 s, worth 0.87."""
+    numbers = replace(random_numbers(0), accepted_by_depth=(0.8,) * GAMMA_MAX, rate_scale=1.5)
+    policy = TwoSource(numbers, LinearCosts(drafting=0.45))
+    policy.reset()
+    policy.read([1, 2, 3])
+    assert policy.limit() == GAMMA_MAX
+    assert policy.verify[3] == pytest.approx(1.5 * policy.prices.verify[3])
 
 
 def test_a_file_of_it_and_what_it_refuses() -> None:

@@ -83,7 +83,6 @@ def test_a_wrong_step_is_named(
         ({"compression": "nf4"}, "compression, gamma or task is not that of the run that begins at line"),
         ({"num_steps": 1}, "num_steps and num_tokens must be"),
         ({"mean_acceptance_rate": 0.001}, "mean_acceptance_rate is not"),
-        ({"tokens_per_sec": 1000.0}, "tokens_per_sec 1000 is not num_tokens / elapsed_sec"),
         ({"elapsed_sec": 0}, "elapsed_sec must be at least"),
         ({"prompt": "math, prompt 0"}, "another task"),
     ],

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from draftgauge.core.config import to_mapping
 from draftgauge.fitting.logistic import DIGITS, accepted_by_depth, common_gamma_max, fit_logistic, judged_tokens
 from draftgauge.policies.fitted import FittedPolicy
-from draftgauge.policies.stopping import SIGNALS, STOPPING, StoppingNumbers, ThroughputStopping, logit
-from draftgauge.replaying.simulate import replay
+from draftgauge.policies.stopping import SIGNALS, STOPPING, StoppingNumbers, logit
 from draftgauge.replaying.splits import keys_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -24,7 +22,7 @@ def fit_stopping(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int 
 
     Args:
         traces: dense, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
-        costs: of each trace, to find ``rate_scale`` on; another curve may be given to the policy later.
+        costs: not needed, as the numbers hold at any; every fit is given them.
     """
     gamma_max = common_gamma_max(traces)
     logits, accepted = [], []
@@ -34,9 +32,4 @@ def fit_stopping(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int 
         accepted.append((np.arange(1, gamma_max + 1) <= trace.accepted[:, None])[judged])
     weights, constant = fit_logistic(np.concatenate(logits)[:, None], np.concatenate(accepted))
     numbers = StoppingNumbers(round(constant, DIGITS), round(float(weights[0]), DIGITS), accepted_by_depth(traces))
-    scales = []
-    for trace, curve in zip(traces, costs, strict=True):
-        policy = ThroughputStopping(numbers, curve)
-        scales.append(replay(trace, policy, curve).tokens_per_second / policy.prices.rate)
-    numbers = replace(numbers, rate_scale=round(float(np.mean(scales)), DIGITS))
     return FittedPolicy(STOPPING, gamma_max, SIGNALS, to_mapping(numbers), trained_on=keys_of(traces))

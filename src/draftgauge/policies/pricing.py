@@ -3,8 +3,8 @@
 Decoding is a renewal-reward process: steps commit tokens and take seconds, and the rate to be maximised is the ratio of
 the sums. For a rate ``lambda`` the best rule maximises ``E[tokens] - lambda E[seconds]`` of a step, and the best rate
 is the one at which that is zero (Dinkelbach 1967, "On nonlinear fractional programming"). Here ``lambda`` is the rate
-of the best fixed length at the fitted acceptance by depth, for ``stopping`` times a fitted factor, which hardly
-matters: 20% off costs half a percent.
+of the best fixed length at the fitted acceptance by depth. A rule that chooses well is a little faster, and 20% off
+costs half a percent.
 """
 
 from __future__ import annotations
@@ -31,19 +31,12 @@ class Prices:
         thresholds: ``[gamma_max]`` chance of the next token, with all before it, above which drafting it pays.
     """
 
-    def __init__(
-        self, costs: CostCurve, reads: Reads, accepted_by_depth: Sequence[float], rate_scale: float = 1.0
-    ) -> None:
-        """Price drafts of up to ``len(accepted_by_depth)`` tokens.
-
-        Args:
-            accepted_by_depth: chance that the token at each depth is accepted where those before it are.
-            rate_scale: the rate of the rule over that of the best fixed length.
-        """
+    def __init__(self, costs: CostCurve, reads: Reads, accepted_by_depth: Sequence[float]) -> None:
+        """Price drafts of as many tokens as ``accepted_by_depth``, see ``StoppingNumbers``."""
         gamma_max = len(accepted_by_depth)
         draft = _rising(seconds_by_length(costs, gamma_max, reads))
         expected = np.cumsum([1.0, *np.cumprod(accepted_by_depth)])
-        self.rate = rate_scale * float((expected / draft).max())
+        self.rate = float((expected / draft).max())
         self.verify: list[float] = (self.rate * _rising(verification_seconds(costs, gamma_max))).tolist()
         self._ahead: list[list[tuple[float, float]]] = []
         for drafted in range(gamma_max):

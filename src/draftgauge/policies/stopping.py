@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, first_stop
-from draftgauge.policies.checks import check_positive, check_shares, require_costs
+from draftgauge.policies.checks import check_shares, require_costs
 from draftgauge.policies.fitted import bundled_policy, register_fitted
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
@@ -48,13 +48,11 @@ class StoppingNumbers:
         constant, logit_confidence: of the logistic function that turns the drafter's confidence in a token into the
             chance that it is accepted where those before it are.
         accepted_by_depth: ``[gamma_max]`` how often the token at each depth is accepted where those before it are.
-        rate_scale: the rate that the rule reaches over that of the best fixed length.
     """
 
     constant: float
     logit_confidence: float
     accepted_by_depth: tuple[float, ...]
-    rate_scale: float = 1.0
 
 
 def logit(confidence: Any) -> Any:
@@ -70,7 +68,7 @@ class ThroughputStopping(PolicyBase):
     def __init__(self, numbers: StoppingNumbers, costs: CostCurve) -> None:
         self.numbers = numbers
         self.gamma_max = len(numbers.accepted_by_depth)
-        self.prices = Prices(costs, self.reads, numbers.accepted_by_depth, numbers.rate_scale)
+        self.prices = Prices(costs, self.reads, numbers.accepted_by_depth)
         # Drafting goes on after j tokens while S_j is above entry j.
         self._least = np.array(self.prices.thresholds) / np.array(numbers.accepted_by_depth)
         self._all_accepted = 1.0
@@ -103,7 +101,6 @@ class ThroughputStopping(PolicyBase):
 def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
     numbers = from_mapping(StoppingNumbers, parameters, "policy stopping")
     check_shares(STOPPING, "accepted_by_depth", numbers.accepted_by_depth, gamma_max)
-    check_positive(STOPPING, "rate_scale", numbers.rate_scale)
     return ThroughputStopping(numbers, require_costs(STOPPING, costs))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import map_coordinates
 
 from draftgauge.core.errors import TraceError
 from draftgauge.traces.checks import are_seconds
@@ -82,23 +83,16 @@ class BatchCosts:
     def _interpolated(
         self, table: BatchTable, batch: Numbers, each: NDArray[np.float64], context: Numbers
     ) -> NDArray[np.float64]:
-        """Linear in batch, context and tokens a request, ``each``: the mean of the eight corners around."""
+        """Linear in batch, context and tokens a request, ``each``."""
         batches, contexts, tokens = np.broadcast_arrays(np.asarray(batch, np.float64), context, each)
-        if batches.size and (batches.max() > self.largest or batches.min() < 1):
-            asked = int(batches.max() if batches.max() > self.largest else batches.min())
-            raise TraceError(
-                f"costs were measured for batches of 1 to {self.largest}, asked for {asked}: profile larger batches"
-            )
+        if batches.size and not 1 <= batches.min() <= batches.max() <= self.largest:
+            asked = f"asked for {batches.min():g} to {batches.max():g}: profile larger batches"
+            raise TraceError(f"costs were measured for batches of 1 to {self.largest}, {asked}")
         values = np.asarray(table)
         places = (
             np.interp(batches, self.batches, np.arange(values.shape[0])),
             np.interp(contexts, self.contexts, np.arange(values.shape[1])),
             np.minimum(tokens - 1, values.shape[2] - 1),
         )
-        below = [np.floor(place).astype(np.int64) for place in places]
-        seconds = np.zeros(batches.shape)
-        for corner in product((0, 1), repeat=3):
-            index = tuple(np.minimum(b + up, n - 1) for b, up, n in zip(below, corner, values.shape, strict=True))
-            shares = (p - b if up else 1 - p + b for p, b, up in zip(places, below, corner, strict=True))
-            seconds = seconds + np.prod(list(shares), axis=0) * values[index]
-        return seconds
+        flat = map_coordinates(values, np.reshape(places, (3, -1)), order=1, mode="nearest")
+        return np.asarray(flat.reshape(batches.shape))
