@@ -33,7 +33,7 @@ def speckv(trace: Trace) -> FittedPolicy:
 
 def test_the_network_predicts_acceptance_and_is_the_same_every_time(trace: Trace, speckv: FittedPolicy) -> None:
     assert fit_speckv([trace]) == speckv
-    assert fit_speckv([trace], seed=1).parameters != speckv.parameters
+    assert fit_speckv([trace], seed=-1).parameters != speckv.parameters
     scores = speckv.provenance["training"]
     assert scores["mean_squared_error"] < 0.95 * scores["variance"]
     rates = SpecKV(Network(**speckv.parameters["network"]), "uncompressed", GAMMA_MAX).rates

@@ -150,6 +150,8 @@ def test_an_edited_file_and_one_of_an_earlier_version_are_refused(tmp_path: Path
     path.write_text(text.replace('"constant": 0', '"constant": 2'))
     with pytest.raises(DraftgaugeError, match="does not match its checksum"):
         load_fitted(path)
+    earlier = _with(bundled_policy("stopping"), "rate_scale", 1.1)  # a number that it had once
+    assert isinstance(fitted_policy(earlier, earlier.gamma_max, LinearCosts()), ThroughputStopping)
     path.write_text(text.replace('"version": 2', '"version": 1'))
     with pytest.raises(DraftgaugeError, match=r"version 1, this draftgauge reads 2: fit it with `draftgauge fit"):
         load_fitted(path)

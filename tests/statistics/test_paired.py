@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from draftgauge.statistics import bootstrap
 from draftgauge.statistics.bootstrap import draw_counts
 from draftgauge.statistics.paired import holm, paired_gain, ratio_interval
 
@@ -50,6 +51,12 @@ def test_each_resample_draws_as_many_prompts_and_cannot_be_changed() -> None:
     assert (counts.sum(axis=1) == 7).all()
     with pytest.raises(ValueError, match="read-only"):
         counts[0, 0] = 1
+
+
+def test_many_prompts_are_resampled_in_blocks_with_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(size=(7, 2))
+    monkeypatch.setattr(bootstrap, "MOST_KEPT", 7 * 30)
+    assert bootstrap.resampled_sums(values, 100) == pytest.approx(draw_counts(7, 100) @ values)
 
 
 def test_pairing_removes_what_prompts_share() -> None:

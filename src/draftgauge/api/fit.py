@@ -22,8 +22,16 @@ from draftgauge.fitting.two_source import fit_two_source
 from draftgauge.policies.base import Extends
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
 from draftgauge.replaying.evaluate import evaluate_design
-from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, design_of, names_splits, split_trace, splits_of
-from draftgauge.traces.build import narrow
+from draftgauge.replaying.splits import (
+    EVERYTHING,
+    MIN_PROMPTS,
+    design_of,
+    names_splits,
+    prompt_keys,
+    split_trace,
+    splits_of,
+)
+from draftgauge.traces.build import narrow, select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.trace import Trace
@@ -70,6 +78,11 @@ def fit(request: FitRequest, *, on_warning: Warn = warn) -> list[dict[str, Any]]
     if request.split not in (TRAIN, EVERYTHING):
         raise DraftgaugeError(f"--split is {TRAIN} or {EVERYTHING}: a policy learns from these prompts")
     train = [split_trace(trace, request.split) for trace, _ in read]
+    if (
+        request.split == TRAIN
+    ):  # runs of other numbers of prompts are divided otherwise: what one judges on, none learns
+        held = {key for t, _ in read for key, own in zip(prompt_keys(t), splits_of(t), strict=True) if own != TRAIN}
+        train = [select(trace, np.array([key not in held for key in prompt_keys(trace)])) for trace in train]
     if (fewest := min(len(trace.prompts) for trace in train)) < MIN_PROMPTS:
         raise DraftgaugeError(f"{fewest} prompts are too few to fit on, {MIN_PROMPTS} are needed")
     fitted = FITS[policy](train, [costs for _, costs in read], seed)

@@ -61,7 +61,8 @@ def replay(
     if request.batches and objects:
         raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
     default = not (request.policies or objects or request.batches)
-    asked = read_policies(request.policies)
+    whole = WHOLE_BATCH if request.batches else ()  # run in any case
+    asked = read_policies(policy for policy in request.policies if policy not in whole)
     rows: list[dict[str, Any]] = []
     runs = select_runs(request.folder)
     for run, manifest in runs:

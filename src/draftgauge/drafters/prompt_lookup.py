@@ -38,13 +38,14 @@ class PromptLookupDrafter:
         """Copy up to ``limit`` tokens; none if no n-gram at the end of the text occurred before."""
         tokens: list[int] = []
         shown: list[Signal] = []
-        for token in self._occurrences.continuation(limit):
+        found = self._occurrences.continuation(limit)
+        for token in found:
             tokens.append(token)
             if keep_drafting is not None:
                 shown.append(_signal(len(tokens), token, reads))
             if token in self.end_tokens:
                 break
-            if keep_drafting is not None and len(tokens) < limit and not keep_drafting(shown[-1]):
+            if keep_drafting is not None and len(tokens) < len(found) and not keep_drafting(shown[-1]):
                 break
         return Draft(tokens, None, shown)
 

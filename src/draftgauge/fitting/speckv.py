@@ -40,7 +40,8 @@ def fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve] = (), seed: i
     features, rates = (np.concatenate(part) for part in zip(*(_samples(t, candidates) for t in traces), strict=True))
     if len(rates) == 0:
         raise TraceError(f"{NAME} learns from steps that follow each other; the texts of this trace are too short")
-    model = MLPRegressor(hidden_layer_sizes=(UNITS,), max_iter=ITERATIONS, random_state=seed).fit(features, rates)
+    model = MLPRegressor(hidden_layer_sizes=(UNITS,), max_iter=ITERATIONS, random_state=seed % 2**32)
+    model.fit(features, rates)
     (hidden, output), (hidden_bias, output_bias) = model.coefs_, model.intercepts_
     network = {
         "hidden": hidden.tolist(),

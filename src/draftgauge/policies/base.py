@@ -216,13 +216,3 @@ def first_stop(stops: NDArray[np.bool_], gamma: int) -> NDArray[np.int64]:
 
 NATS_PER_BIT = math.log(2.0)  # papers have entropies in nats, signals in bits
 LEAST_PROBABILITY = 2.0**-20  # probabilities below count as this much: what float32 still tells apart next to 1
-
-
-def nats(bits: float) -> float:
-    """An entropy in nats; rounding errors below 0 count as 0."""
-    return NATS_PER_BIT * max(bits, 0.0)
-
-
-def all_nats(bits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """:func:`nats` of many, in the precision of one."""
-    return NATS_PER_BIT * np.maximum(bits.astype(np.float64), 0.0)

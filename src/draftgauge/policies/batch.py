@@ -2,14 +2,14 @@
 
 The batch drafts by depth: at each one some of the requests draft a token in one pass. The same objects run live
 (:mod:`draftgauge.decoding.batched`) and in replay (:mod:`draftgauge.replaying.batched`); one that verifies a part of a
-draft (:class:`Admits`) in replay alone.
+draft (:class:`WholeBatch`) in replay alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,14 +46,6 @@ class BatchPolicy(Protocol):
         """Which of these slots draft another token."""
 
     def observe(self, slot: int, step: Step) -> None: ...
-
-
-@runtime_checkable
-class Admits(Protocol):
-    """A batch policy that verifies only a part of what was drafted."""
-
-    def admit(self, drafted: Mapping[int, Sequence[Signal]], context: int) -> dict[int, int]:
-        """By slot, how many of its drafted tokens are verified."""
 
 
 class WholeBatch:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, all_nats, first_stop, nats
+from draftgauge.policies.base import NATS_PER_BIT, Policy, PolicyBase, Signal, SignalArrays, first_stop
 from draftgauge.policies.checks import check_positive, check_tokens
 from draftgauge.policies.registry import register_policy
 
@@ -40,10 +40,10 @@ class EntropyThreshold(PolicyBase):
         return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
-        return math.sqrt(self.scale * nats(signal.entropy)) <= self.threshold
+        return math.sqrt(self.scale * (NATS_PER_BIT * max(signal.entropy, 0.0))) <= self.threshold
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
-        bound = np.sqrt(self.scale * all_nats(signals.entropy))
+        bound = np.sqrt(self.scale * (NATS_PER_BIT * np.maximum(signals.entropy.astype(np.float64), 0.0)))
         return first_stop(bound > self.threshold, self.gamma)  # NaN is not above
 
 

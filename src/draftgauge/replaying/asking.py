@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Iterator
+from itertools import count, islice, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def prompt_steps(
     position, length = 0, end - first
     while position < length:
         most = max(0, min(policy.limit(), limits[position]))
-        last_too = extends is not None or drops is not None
+        last_too = isinstance(policy, Extends | DropsLast)
         signals = _draft(policy, [values[position] for values in columns], most, last_too) if asks else []
         drafted = len(signals) if asks else most
         dropped = int(drops is not None and drafted > 0 and drops.drops_last())
@@ -64,23 +64,16 @@ def prompt_steps(
         if extends is not None and room > 0:
             looked_up = list(extends.extend(room))[:room]
             appended = len(looked_up)
-            accepted += _agreeing(looked_up, tokens[position + kept :]) if accepted == kept else 0
+            agreeing = takewhile(
+                lambda pair: pair[0] == pair[1], zip(looked_up, tokens[position + kept :], strict=False)
+            )
+            accepted += len(list(agreeing)) if accepted == kept else 0
         committed = min(accepted + 1, length - position)
         entropy = target_entropy[position + committed - 1] if SignalName.TARGET_ENTROPY in reads else float("nan")
         text = tokens[position : position + committed] if reads_text else ()
         policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended, dropped))
         yield first + position, drafted, appended, accepted, dropped
         position += committed
-
-
-def _agreeing(tokens: Sequence[int], output: Sequence[int]) -> int:
-    """How many tokens are the output's, from the first on."""
-    count = 0
-    for token, own in zip(tokens, output, strict=False):
-        if token != own:
-            break
-        count += 1
-    return count
 
 
 def _draft(policy: Policy, columns: list[list[float]], most: int, last_too: bool) -> list[Signal]:

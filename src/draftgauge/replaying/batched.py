@@ -15,7 +15,7 @@ import numpy as np
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
-from draftgauge.policies.batch import Admits, BatchPolicy
+from draftgauge.policies.batch import BatchPolicy, WholeBatch
 from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.trace import Trace
@@ -113,7 +113,7 @@ class _Batch:
         context = max(cursor.context for cursor in self.slots.values())
         shown = self.propose(context)
         verified = {slot: len(signals) for slot, signals in shown.items()}
-        if isinstance(self.policy, Admits):
+        if isinstance(self.policy, WholeBatch):
             verified = self.policy.admit(shown, context)
         self.verifications.append((len(shown), sum(verified.values()) + len(shown), context))
         slots = list(self.slots.items())

@@ -171,17 +171,11 @@ def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, reads: Read
         seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], reads, appended - dropped)
         seconds = seconds + costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
     count = len(trace.prompts)
-    return Replay(
-        steps=np.bincount(prompt, minlength=count),
-        drafted=sum_by_prompt(prompt, drafted, count).astype(np.int64),
-        accepted=sum_by_prompt(prompt, accepted, count).astype(np.int64),
-        committed=sum_by_prompt(prompt, committed, count).astype(np.int64),
-        seconds=sum_by_prompt(prompt, seconds, count),
-        record=StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text, dropped),
-        appended=sum_by_prompt(prompt, appended, count).astype(np.int64),
-        accepted_text=sum_by_prompt(prompt, accepted_text, count).astype(np.int64),
-        dropped=sum_by_prompt(prompt, dropped, count).astype(np.int64),
-    )
+    record = StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text, dropped)
+    names = ("drafted", "accepted", "committed", "appended", "accepted_text", "dropped")
+    tokens: dict[str, Any] = {n: sum_by_prompt(prompt, getattr(record, n), count).astype(np.int64) for n in names}
+    seconds = sum_by_prompt(prompt, seconds, count)
+    return Replay(steps=np.bincount(prompt, minlength=count), seconds=seconds, record=record, **tokens)
 
 
 def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> Ints:

@@ -31,7 +31,7 @@ MEASURED = ("policy", "compression", "task", "tokens_per_second", "mismatches")
 BESIDE_POLICIES = {
     PLAIN: "plain decoding, one token a step",
     HINDSIGHT: "the exact optimum over all choices of length, knowing what the drafter drafts and the target accepts",
-    HINDSIGHT_BOTH: "the same where tokens of the text may be appended",
+    HINDSIGHT_BOTH: "the same where what two-source looks up in the text may be appended",
     FITTED: "two-source with numbers fitted to this drafter, on other prompts than it is judged on",
     "transformers-generate": "generate() of transformers, no draft",
     "transformers-assisted": "generate(assistant_model=...) of transformers, at its defaults or the values named",

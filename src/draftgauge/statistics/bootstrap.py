@@ -16,6 +16,7 @@ RESAMPLES = 2000
 TEST_RESAMPLES = 10_000
 """Resamples for p-values: the least one is 2 over this."""
 LEVEL = 0.95
+MOST_KEPT = 2**25  # numbers drawn for resamples that are held at a time
 
 Floats = NDArray[np.float64]
 
@@ -54,6 +55,15 @@ def all_signs(count: int) -> Floats:
 def draw_counts(count: int, resamples: int) -> Floats:
     """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next call."""
     return drawn(np.random.default_rng(0), count, resamples)
+
+
+def resampled_sums(values: Floats, resamples: int) -> Floats:
+    """``[resamples, columns]`` sums of the rows of ``[count, columns]`` drawn with replacement, always alike."""
+    if len(values) * resamples <= MOST_KEPT:
+        return draw_counts(len(values), resamples) @ values
+    rng, block = np.random.default_rng(0), max(1, MOST_KEPT // len(values))
+    sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
+    return np.concatenate([drawn(rng, len(values), size) @ values for size in sizes])
 
 
 def drawn(rng: np.random.Generator, count: int, resamples: int) -> Floats:

@@ -23,8 +23,8 @@ from draftgauge.statistics.bootstrap import (
     Interval,
     all_signs,
     bootstrap_p_value,
-    draw_counts,
     interval_of,
+    resampled_sums,
 )
 
 MOST_EXCHANGED = 12
@@ -98,6 +98,6 @@ def _ratios(numerator: ArrayLike, denominator: ArrayLike, resamples: int) -> tup
     """The ratio over all prompts and in each resample ``[resamples]``; NaN of a denominator of 0, and of one prompt."""
     above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     both = np.stack([above, below], axis=1)
-    sums, totals = np.concatenate([both.sum(axis=0)[None], draw_counts(len(above), resamples) @ both]).T
+    sums, totals = np.concatenate([both.sum(axis=0)[None], resampled_sums(both, resamples)]).T
     ratios = np.divide(sums, totals, out=np.full(len(sums), np.nan), where=totals != 0)
     return float(ratios[0]), ratios[1:] if len(above) > 1 else np.full(resamples, np.nan)

@@ -80,8 +80,8 @@ class EngineCosts:
             if len(getattr(self, name)) != len(self.batches):
                 raise TraceError(f"{name} must have one entry for each of the {len(self.batches)} batches")
         widths = {len(row) for row in (*self.verify, *self.draft)}
-        if len(widths) > 1:
-            raise TraceError(f"verify and draft must all have columns 0..K, not {sorted(widths)} of them")
+        if len(widths) > 1 or min(widths) < 2:
+            raise TraceError(f"verify and draft must all have columns 0..K, two or more, not {sorted(widths)} of them")
         for batch in self.batches:
             self.curve(batch).validate()
 
