@@ -1,4 +1,4 @@
-"""The bound of policies that draft or look up as two-source does: the least time in which a trace can be decoded, had every outcome been known."""
+"""The bound of rules that draft, or look up as two-source does: least time, had every outcome been known."""
 
 from __future__ import annotations
 
