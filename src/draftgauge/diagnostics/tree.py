@@ -95,7 +95,7 @@ def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> 
     rows = torch.zeros_like(frontier)  # the branch of the chain that each continues
     for _ in range(shape.depth - 1):
         _, drafted, scores = levels[-1]
-        logits, chain = step_many(net, chain, rows, drafted[frontier])
+        logits, chain = step_many(net, chain.rows(rows), drafted[frontier])
         more, tokens = logits.log_softmax(-1).topk(children)  # [branches, children]
         scores = (scores[frontier, None] + more).flatten()
         parents = (first + frontier).repeat_interleave(children)

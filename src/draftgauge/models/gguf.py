@@ -52,16 +52,8 @@ class GgufModel:
         if takes > LONGEST:
             reason = f"draftgauge gives GGUF files {LONGEST} of the {takes} that they take, all of it allocated at once"
         family = metadata(self._model, "general.architecture")
-        self.spec = ModelSpec(
-            vocabulary,
-            context,
-            torch.device("cpu"),
-            torch.float32,
-            family,
-            engine,
-            branches=BRANCHES,
-            context_reason=reason,
-        )
+        device = torch.device("cpu")
+        self.spec = ModelSpec(vocabulary, context, device, torch.float32, family, engine, "", reason, BRANCHES)
         self._context = self._open_context(path)
         self._memory = self._llama.llama_get_memory(self._context)
         self._batch = _Batch()

@@ -26,6 +26,7 @@ from draftgauge.models.spec import check_context
 from draftgauge.models.transformers_calls import attention_kernels
 
 FIRST_BUCKET = 256  # places that the first passes see; each next bucket has twice as many
+MOST_PASSES = 1024  # shapes that are kept prepared
 
 
 class Shape(NamedTuple):
@@ -202,6 +203,8 @@ class StaticRows:
         shape = Shape(rows[0], rows[-1] + 1 - rows[0], sum(counts), max(counts), bucket)
         first = shape not in self._passes
         if first:
+            if len(self._passes) >= MOST_PASSES:  # a server sees ever new ones
+                self._passes = {kept: self._passes[kept] for kept in self._graphs}
             self._passes[shape] = RowsPass(self._weights, (self._cache, self._cos, self._sin), shape)
         self._passes[shape].feed(tokens, rows, begins, counts)
         with attention_kernels(self.spec.device):

@@ -144,7 +144,7 @@ def check_finite(tokens: Sequence[int], model: str, position: int | None = None)
 
 def flip(chances: Tensor, generator: Generator | None) -> Tensor:
     """Independent coins: boolean, true with the given chances (1 or more is certain), any shape."""
-    return torch.rand(chances.shape, device=chances.device, generator=generator) < chances
+    return torch.rand(chances.shape, dtype=chances.dtype, device=chances.device, generator=generator) < chances
 
 
 def choose(logits: Tensor, sampling: Sampling, generator: Generator | None) -> Tensor:

@@ -18,6 +18,7 @@ from draftgauge.drafters.reuse.attention import Heads, joint_attention
 from draftgauge.drafters.reuse.rotary import window
 
 Attend = Callable[[int, Heads], Tensor]
+AT_ONCE = 512  # tokens of a prompt: without flash kernels attention takes memory by their square
 
 
 class Eagle3Net(DrafterNet):
@@ -26,6 +27,10 @@ class Eagle3Net(DrafterNet):
     @torch.inference_mode()
     def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The states ``[n, H]`` after the first depth of each anchor."""
+        pieces = zip(tokens.split(AT_ONCE), hidden.split(AT_ONCE), strict=True)
+        return torch.cat([self._take_in(cache, *piece) for piece in pieces])
+
+    def _take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
         end = cache.length + len(tokens)
 
         def attend(layer: int, heads: Heads) -> Tensor:

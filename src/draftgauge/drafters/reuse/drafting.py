@@ -73,19 +73,12 @@ def take_in(
 @torch.inference_mode()
 def step(net: ReuseNet, state: ChainState, token: Tensor | int) -> tuple[Tensor, ChainState]:
     """One more depth of a chain of one branch: ``[V]`` float32 logits after a drafted token, and the longer chain."""
-    logits, state = _deepen(net, state, torch.as_tensor(token, device=net.embedding.device).view(1))
+    logits, state = step_many(net, state, torch.as_tensor(token, device=net.embedding.device).view(1))
     return logits[0], state
 
 
 @torch.inference_mode()
-def step_many(net: ReuseNet, state: ChainState, parents: Tensor, tokens: Tensor) -> tuple[Tensor, ChainState]:
-    """One more depth of branches, which may share parents: tokens ``[M]`` after the rows ``parents`` ``[M]``; logits
-    ``[M, V]`` float32 and the state of the ``M`` branches.
-    """
-    return _deepen(net, state.rows(parents), tokens)
-
-
-def _deepen(net: ReuseNet, state: ChainState, tokens: Tensor) -> tuple[Tensor, ChainState]:
+def step_many(net: ReuseNet, state: ChainState, tokens: Tensor) -> tuple[Tensor, ChainState]:
     """One more depth of every branch: ``[N, V]`` logits, and the longer chains."""
     embedded = net.embed(tokens[None])
     position = state.anchors + state.depth  # of these tokens

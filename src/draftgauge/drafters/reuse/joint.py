@@ -41,9 +41,9 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
 
 
 def _has_flash(queries: Tensor) -> bool:
-    """Whether the flash kernels take them: on a GPU in half precision, from Ampere on."""
-    kind = queries.device.type
-    known = queries.dtype in FUSED_DTYPES.get(kind, ())
+    """Whether the flash kernels take them: on a GPU in half precision, from Ampere on, heads of up to 256 by eights."""
+    kind, width = queries.device.type, queries.shape[-1]
+    known = queries.dtype in FUSED_DTYPES.get(kind, ()) and (kind == "cpu" or (width % 8 == 0 and width <= 256))
     return known and (kind == "cpu" or torch.cuda.get_device_capability(queries.device)[0] >= 8)
 
 

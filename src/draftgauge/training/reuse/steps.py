@@ -128,8 +128,10 @@ class Training:
 
         def save(step: int) -> None:
             if self.world.leads:
+                begun = time.monotonic()
                 watch(state, self.net)
                 save_checkpoint(self.job.checkpoints, self.net, self.optimizers, asdict(state))
+                self.interval.since += time.monotonic() - begun  # no part of a step
 
         try:
             optimise(self.net, self.optimizers, self.schedule, state.step, self._backward, log, save)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from draftgauge.core.artefacts import parse_json
 from draftgauge.core.errors import MissingLibraryError
-from draftgauge.core.files import explained
+from draftgauge.core.files import atomic_write_text, explained
 
 LOG_NAME = "log.jsonl"
 PROJECT = "draftgauge"
@@ -35,7 +35,7 @@ class LogFile:
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         kept = [line for line in _whole_lines(path) if parse_json(line, str(path))["step"] <= step]
-        path.write_text("".join(kept), encoding="utf-8")
+        atomic_write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
