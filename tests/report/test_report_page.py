@@ -184,7 +184,7 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
     html = write_report(single_run, tmp_path / "report.html", ranked=rows).read_text(encoding="utf-8")
     page = Page(html)
     lines = [row for row in page.rows if row[0] == "Qwen2.5-Coder-0.5B"]
-    assert lines[0][1:5] == ["two-source", "13.3", "12.0 to 14.9", "2.43×"]
+    assert lines[0][1:5] == ["two-source", "13.3", "12.1 to 15.0", "2.44×"]
     assert lines[0][-1] == "942.5"
     assert next(row for row in page.rows if row[:2] == ["lookup", "two-source, fitted"])[5] == "−25.2%"
     assert lines[0][7:9] == ["+33.6%", "+26.9% to +40.0%"]
