@@ -43,11 +43,11 @@ test: setup
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
 
 # The notebooks of docs/, run anew into build/notebooks: SpecKV's where its author's records are (SPECKV=FOLDER).
-SPECKV ?= ../shared/speckv
+SPECKV ?=
 NOTEBOOKS = $(filter-out $(if $(wildcard $(SPECKV)),,%/speckv-data.ipynb),$(wildcard docs/notebooks/*.ipynb))
 test-notebooks: setup
 	$(INSTALL) --editable '.[notebooks]'
-	test -d $(SPECKV) || echo "speckv-data.ipynb is skipped: no $(SPECKV) with the records of SpecKV's author; name it: make test-notebooks SPECKV=FOLDER"
+	test -n "$(wildcard $(SPECKV))" || echo "speckv-data.ipynb is skipped: no folder with the records of SpecKV's author; name it: make test-notebooks SPECKV=FOLDER"
 	DRAFTGAUGE_SPECKV=$(abspath $(SPECKV)) $(BIN)/python -m nbconvert --to notebook --execute --output-dir build/notebooks $(NOTEBOOKS)
 
 # The whole path on this machine's GPU, which the other tests do not see: they are the same on every machine.

@@ -18,7 +18,6 @@ from common import RESULTS, ROOT, console
 from draftgauge.core.provenance import read_measurement
 
 EQUAL_WIDTH = "equal width"
-PROJECT_ROPE = "project-rope"
 PLACE = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 Row = Mapping[str, Any]
 
@@ -98,17 +97,20 @@ def _real_designs(rows: Sequence[Row], wanted: Callable[[str], bool]) -> Iterato
 
 
 def real_live_table(rows: Sequence[Row], run: str = "bf16") -> Iterator[str]:
-    """Decoded live beside replayed: speed over plain decoding, and the gain over the best fixed length."""
-    replayed = read_measurement(RESULTS / "real-replayed.json").rows
-    found = [row for row in replayed if (row["run"], row["design"], row["task"]) == (run, "all tasks", "all")]
-    yield "| setting | tokens a second | over plain decoding | over the best fixed length | the same replayed |"
-    yield "|---|---:|---:|---:|---:|"
+    """Decoded live and replayed: speed, the gain over the best fixed length, and what a step gives and takes."""
+    replayed = matching(read_measurement(RESULTS / "real-replayed.json").rows, {"run": run, "design": "all tasks"})
+    found = {row["policy"]: row for row in matching(replayed, {"task": "all"})}
+    yield "| setting | over plain decoding | over the best fixed length | replayed | tokens a step | seconds a step |"
+    yield "|---|---:|---:|---:|---:|---:|"
     for row in matching(rows, {"task": "all"}):
         name = re.sub(r"^.*\.(.+)\.json$", r"\1", row["policy"])
-        modelled = next((each for each in found if each["policy"] == name), None)
+        both = [row] + [each for policy, each in found.items() if policy == name.replace("plain", "no-draft")]
         over_plain = f"{row['ratio_to_plain']:.2f}x [{row['ratio_to_plain_low']:.2f}, {row['ratio_to_plain_high']:.2f}]"
-        cells = [f"{row['tokens_per_second']:.1f}", over_plain, interval(row), interval(modelled) if modelled else ""]
-        yield f"| `{name}` | {' | '.join(cells)} |"
+        steps = [each for each in both if each["tokens_per_step"]]
+        tokens = " / ".join(f"{each['tokens_per_step']:.2f}" for each in steps)
+        seconds = " / ".join(f"{each['tokens_per_step'] / each['tokens_per_second']:.3f}" for each in steps)
+        gains = [*map(interval, both), ""][:2]
+        yield f"| `{name}` | {' | '.join((over_plain, *gains, tokens, seconds))} |"
 
 
 def _real_head(*first: str) -> Iterator[str]:
@@ -164,14 +166,13 @@ def lengths_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def depths_table(rows: Sequence[Row]) -> Iterator[str]:
     """Tokens per step over all positions of KV drafters of several layers, at equal parameters and at equal width."""
-    capacities = ("equal parameters", EQUAL_WIDTH)
     found = matching(rows, {"measure": "mat", "design": "kv", "injection": "project-rope", "remedy": None})
     pooled = [row for row in found if not {"task", "distance"} & row.keys()]
     yield "| layers | at equal parameters | seeds | at equal width | seeds |"
     yield "|---:|---:|---:|---:|---:|"
     for layers in sorted({row["layers"] for row in pooled}):
         cells = []
-        for capacity in capacities:
+        for capacity in ("equal parameters", EQUAL_WIDTH):
             own = next(matching(pooled, {"layers": layers, "capacity": capacity}), None)
             cells += [_estimate(own), str(own["seeds"])] if own else ["", ""]
         yield f"| {layers} | {' | '.join(cells)} |"
@@ -348,7 +349,7 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
 def _drafter(row: Row) -> str:
     """A drafter of the study, in words."""
     parts = [f"`{row['design']}`"]
-    if row["design"] == "kv" and row["injection"] != PROJECT_ROPE:
+    if row["design"] == "kv" and row["injection"] != "project-rope":
         parts.append(row["injection"])
     if row["layers"] > 1:
         parts.append(f"{row['layers']} layers")

@@ -35,6 +35,7 @@ from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.policies.fitted import fitted_policy, save_fitted
+from draftgauge.policies.registry import make_policy
 from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.replaying.splits import Design, splits_of
@@ -249,6 +250,7 @@ def evaluate_rules(design: Design, costs: CostCurve) -> list[Mapping[str, Any]]:
     assert design.train is not None
     fitted = [FITS[name]([design.train], [costs], SEED) for name in FITTED]
     policies = {each.policy: fitted_policy(each, design.trace.gamma_max, costs) for each in fitted}
+    policies |= {f"{name} (as shipped)": make_policy(name, design.trace.gamma_max, costs) for name in FITTED}
     return evaluate_design(design, costs, policies, tune_rivals(design.train, costs, TUNED))
 
 

@@ -5,9 +5,9 @@
 - No function takes more than seven parameters. Records (dataclasses and named tuples) may have as many fields as they
   need, and so may functions that do nothing but check, name values and make one. Of a policy's factory those are not
   counted that the registry supplies.
-- Every policy and every kind of drafter is registered once, in a file of its room, and nothing registers itself
+- Every policy and every kind of drafter is registered once, in a file of its package, and nothing registers itself
   elsewhere.
-- Sizes stay within ``LIMITS``. Lines by room are printed.
+- Sizes stay within ``LIMITS``. Lines by package are printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 PACKAGE = "draftgauge"
 MOST_PARAMETERS = 7
-ROOMS = {"register_policy": "policies", "register_drafter": "drafters"}
+HOMES = {"register_policy": "policies", "register_drafter": "drafters"}
 CHECKS = ("check", "validate")  # what functions and methods are called that refuse what cannot be
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 LINES, WORDS, KILOBYTES = "lines", "words", "kB"
@@ -42,15 +42,15 @@ def main(source: Path) -> int:
     files = {module_name(path, source): path for path in sorted((source / PACKAGE).rglob("*.py"))}
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
     problems = [*circles(trees), *long_signatures(trees), *registrations(trees), *sizes(source.parent)]
-    for room, (code, tests) in rooms(source).items():
-        print(f"{room:<16}{code:>8,}{tests:>8,}")
+    for name, (code, tests) in lines_by_package(source).items():
+        print(f"{name:<16}{code:>8,}{tests:>8,}")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
 
 
-def rooms(source: Path) -> dict[str, tuple[int, int]]:
-    """Lines of Python in each room of the package, and in its tests."""
+def lines_by_package(source: Path) -> dict[str, tuple[int, int]]:
+    """Lines of Python in each package of ours, and in its tests."""
     package, tests = source / PACKAGE, source.parent / "tests"
     names = sorted(path.name for path in package.iterdir() if any(path.glob("**/*.py")))
     counted = {name: (lines(package / name), lines(tests / name)) for name in names}
@@ -197,7 +197,7 @@ def parameters(node: FunctionNode) -> int:
 
 
 def registrations(trees: dict[str, ast.Module]) -> Iterator[str]:
-    """What is registered twice or in the wrong room, and kinds of drafter that are not registered."""
+    """What is registered twice or in the wrong package, and kinds of drafter that are not registered."""
     where: dict[tuple[str, str], list[str]] = {}
     for module, tree in trees.items():
         texts = constants(tree)
@@ -206,7 +206,7 @@ def registrations(trees: dict[str, ast.Module]) -> Iterator[str]:
                 continue
             for decorator in node.decorator_list:
                 kind = called(decorator)
-                if kind in ROOMS:
+                if kind in HOMES:
                     where.setdefault((kind, registered_name(node, decorator, texts)), []).append(module)
             bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
             if "DraftSource" in bases and not any(called(d) == "register_drafter" for d in node.decorator_list):
@@ -215,11 +215,11 @@ def registrations(trees: dict[str, ast.Module]) -> Iterator[str]:
         if len(modules) > 1:
             yield f"{kind} of {name!r} in {len(modules)} places: {', '.join(modules)}"
         for module in modules:
-            if not module.startswith(f"{PACKAGE}.{ROOMS[kind]}."):
-                yield f"{module}: {kind} of {name!r} belongs into {ROOMS[kind]}/"
-    for kind, room in ROOMS.items():
+            if not module.startswith(f"{PACKAGE}.{HOMES[kind]}."):
+                yield f"{module}: {kind} of {name!r} belongs into {HOMES[kind]}/"
+    for kind, home in HOMES.items():
         if not any(found == kind for found, _ in where):
-            yield f"nothing in {room}/ is registered with {kind}: has it another name now?"
+            yield f"nothing in {home}/ is registered with {kind}: has it another name now?"
 
 
 def called(decorator: ast.expr) -> str:

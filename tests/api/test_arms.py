@@ -64,10 +64,10 @@ def test_what_is_left_when_the_time_is_over(
     order: list[tuple[str, int]] = []
     arms = watched_arms(order)
     monkeypatch.setattr(time, "monotonic", lambda: float(len(order) // len(NAMES) - 1))  # one for each visit
-    kept = bench_arms(arms, PROMPTS, 3, np.random.default_rng(0), lambda done, total: None, until=visits - 0.5)
-    assert kept == prompts
-    assert all(len(runs) == rounds for arm in arms for runs in arm.runs[:kept])
-    rows = {row["policy"]: row for row in bench_rows(arms, PROMPTS[:kept], "uncompressed") if row["task"] == "all"}
+    kept = bench_arms(arms, PROMPTS, 3, np.random.default_rng(0), lambda done, total: None, seconds=visits + 0.5)
+    assert len(kept) == prompts
+    assert all(len(runs) == rounds for arm in arms for runs in arm.runs[:prompts])
+    rows = {row["policy"]: row for row in bench_rows(arms, kept, "uncompressed") if row["task"] == "all"}
     assert rows["b"]["prompts"] == prompts
     assert rows["b"]["ratio_to_plain"] == 2
 
@@ -165,7 +165,7 @@ def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(t
 @pytest.mark.parametrize("fails_at", [0, 4])
 def test_an_outside_baseline_that_fails_drops_out_with_a_warning(fails_at: int) -> None:
     order: list[tuple[str, int]] = []
-    arms, warnings = watched_arms(order), []
+    arms = watched_arms(order)
     decode = arms[1].decode
 
     def failing(tokens: list[int]) -> ArmRun:
@@ -174,10 +174,10 @@ def test_an_outside_baseline_that_fails_drops_out_with_a_warning(fails_at: int) 
         return decode(tokens)
 
     arms[1].decode, arms[1].outside = failing, True
-    assert bench_arms(arms, PROMPTS, 1, np.random.default_rng(0), lambda done, total: None) == len(PROMPTS)
-    kept = without_failed(arms, warnings.append)
+    assert bench_arms(arms, PROMPTS, 1, np.random.default_rng(0), lambda done, total: None) == PROMPTS
+    with pytest.warns(UserWarning, match="b fails on this pair and is left out .ValueError: main and assistant differ"):
+        kept = without_failed(arms)
     assert [arm.name for arm in kept] == [PLAIN, "c"]
-    assert warnings == ["b fails on this pair and is left out (ValueError: main and assistant differ)"]
     assert {row["policy"] for row in bench_rows(kept, PROMPTS, "uncompressed")} == {PLAIN, "c"}
 
 

@@ -92,6 +92,9 @@ def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
     ):
         servers = [f"plain={plain}", f"fixed:4={fixed}"]
         found = benched([*inputs, *servers], tmp_path / "rows.json")
+        with serving(models | {"/v1/completions": (200, json.dumps(vllm_answer() | {"metrics": None}))}) as untimed:
+            said = refusal("bench-servers", *inputs, f"plain={untimed}", servers[1])
+    assert "the server plain does not say how long it decoded: start it with --enable-per-request-metrics" in said
     assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(0.8)
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(2.0)
 

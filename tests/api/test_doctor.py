@@ -232,8 +232,10 @@ def test_an_engine_is_judged_by_its_page_its_saved_page_or_its_answers(tmp_path:
     page.write_text(vllm_metrics(*counts))
     with serving({"/metrics": (200, page.read_text())}) as url:
         assert faults(dg.doctor(url=url)) == faults(dg.doctor(url=str(page))) == ["acceptance"]
-    with pytest.raises(DraftgaugeError, match="not both"):
+    with pytest.raises(DraftgaugeError, match="leave out the run, or it"):
         dg.doctor(tmp_path, url=str(page))
+    with pytest.raises(DraftgaugeError, match="is looked at as it is: leave out --drafter, --temperature, or it"):
+        dg.doctor(PUBLISHED, drafter="lookup", temperature=0.5, allow_pickle=True)
     numbers = {"num_spec_steps": 10, "num_draft_tokens": 40, "num_accepted_draft_tokens": 20}
     sglang = "sglang:generation_tokens_total 300\nsglang:spec_accept_length 3\nsglang:spec_accept_rate 0.5\n"
     for engine, text in {

@@ -126,13 +126,13 @@ def test_answers_that_cannot_be_used_are_left_out_and_said(
     without_token_ids(choices[5], content=None)
     choices[7]["token_ids"] = [5, 6, 500]
     choices[2]["message"] |= {"reasoning": "all of it", "content": choices[2]["message"]["content"][-3:]}
-    path, warned = write_lines(tmp_path / "answers.jsonl", lines), []
-    asked: dict[str, Any] = {"outputs": path, "shards": shards, "on_warning": warned.append}
-    trace = record(models, tmp_path / "run", **asked)
+    asked: dict[str, Any] = {"outputs": write_lines(tmp_path / "answers.jsonl", lines), "shards": shards}
+    with pytest.warns(UserWarning, match="left out") as warned:
+        trace = record(models, tmp_path / "run", **asked)
     left_out = {1, 4, 5, 7}
     assert [prompt.index for prompt in trace.prompts] == [n for n in range(PROMPTS) if n not in left_out]
     assert Manifest.load(tmp_path / "run").complete
-    (message,) = warned
+    (message,) = [str(each.message) for each in warned]
     assert f"4 of {PROMPTS} answers cannot be used; of 2 (p1, p4): it has its reasoning beside its text" in message
     assert "of 1 (p5): it has no text" in message
     assert "of 1 (p7): it is written with another tokenizer: it holds the token 500" in message

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -50,9 +51,10 @@ def words(asked: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ranked(asked: dict[str, Any]) -> tuple[Path, list[dict[str, Any]], list[str]]:
-    warned = list[str]()
     drafters = (*asked["drafters"], str(CHECKPOINTS / "eagle3-sglang"))
-    return asked["out"], dg.rank(**asked | {"drafters": drafters}, on_warning=warned.append), warned
+    with pytest.warns(UserWarning, match="left out") as warned:
+        rows = dg.rank(**asked | {"drafters": drafters})
+    return asked["out"], rows, [str(each.message) for each in warned]
 
 
 def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:
@@ -157,9 +159,11 @@ def test_a_fitted_rule_decodes_prompts_live_that_it_did_not_learn_from(asked, mo
     assert row["live_mismatched_prompts"] == 0
     recorded = read_trace(Path(row["run"]))
     assert [prompt.index for prompt in learnt[0].prompts] == [prompt.index for prompt in recorded.prompts[2:]]
-    warned: list[str] = []
-    dg.rank(live=len(recorded.prompts) - 1, on_warning=warned.append, **asked)
-    assert "decodes prompts live that it was fitted on" in warned[-1]
+    with pytest.warns(UserWarning, match="decodes prompts live that it was fitted on"):
+        dg.rank(live=len(recorded.prompts) - 1, **asked)
+    monkeypatch.setattr(module, "bench", Mock(side_effect=DraftgaugeError("no memory")))
+    with pytest.warns(UserWarning, match="is not decoded live: no memory"):
+        assert not any("live_ratio" in row for row in dg.rank(live=2, **asked))  # the ranking stands
 
 
 def test_what_is_modelled_of_live_decoding_is_of_the_prompts_that_bench_decodes() -> None:

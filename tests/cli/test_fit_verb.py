@@ -69,9 +69,11 @@ def test_what_is_said_to_come_next_can_be_done(run: Path, tmp_path: Path) -> Non
     assert f"draftgauge replay {run} --policy {out}" in invoke("fit", run, "--out", out).stdout
     few = write_run(tmp_path / "few", 20)  # 4 test prompts
     said = invoke("fit", few, "--out", out).stdout
-    assert "too few test prompts" in said
+    assert "Too few test prompts" in said
     assert f"replay {few}" not in said
-    assert invoke("replay", few, "--policy", out).exit_code == 2
+    for judging in ("replay", "report"):
+        assert "--split all" in refusal(judging, few, "--policy", out)
+        assert "it is evaluated on" in succeeds(judging, few, "--policy", out, "--split", "all").stderr
 
 
 def test_an_engine_has_a_rule_fitted_to_its_own_costs(run: Path, tmp_path: Path) -> None:

@@ -120,3 +120,21 @@ def test_a_text_that_outgrows_the_draft_model_is_not_drafted_for() -> None:
     drafts = rows.propose({short: Asked(8), long: Asked(8)})
     assert len(drafts[short].tokens) == 3
     assert drafts[long].tokens == []
+
+
+def test_texts_beyond_the_memory_are_not_drafted_for_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(max_position_embeddings=2048)
+    rows, texts = LanguageModelRows(LeanModel(model)), [tokens(20, seed=seed).tolist() for seed in range(6)]
+    monkeypatch.setattr("draftgauge.models.rows.free_bytes", lambda device: 0)
+    *placed, fifth, sixth = [rows.open(text) for text in texts]
+    drafts = rows.propose({row: Asked(4) for row in (*placed, fifth)})
+    assert [len(drafts[row].tokens) for row in (*placed, fifth)] == [4, 4, 4, 4, 0]
+    rows.commit(placed[0], 0, long := tokens(600).tolist())
+    rows.commit(fifth, 0, [7])
+    rows.close(sixth)
+    assert rows.propose({placed[0]: Asked(4)})[placed[0]].tokens == []
+    monkeypatch.undo()
+    for row, text in ((placed[0], texts[0] + long), (fifth, [*texts[4], 7])):
+        alone = LanguageModelDrafter(LeanModel(model))
+        alone.prefill(text)
+        assert rows.propose({row: Asked(4)})[row].tokens == alone.propose(4, None).tokens

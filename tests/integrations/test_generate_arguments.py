@@ -15,7 +15,6 @@ from transformers import (
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
     TextStreamer,
-    pipeline,
 )
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from transformers.generation.stopping_criteria import MaxTimeCriteria
@@ -144,11 +143,3 @@ def test_drafters_that_do_not_fit(target: PreTrainedModel, tmp_path: Path) -> No
 def test_an_engine_that_cannot_run_the_model() -> None:
     speculation = draftgauge.speculative("prompt_lookup", "fixed:2", engine="lean")
     assert "the lean engine cannot run this model" in refusal(draft_of("stablelm"), speculation)
-
-
-def test_a_pipeline_passes_the_error_on(tmp_path: Path) -> None:
-    generator = pipeline("text-generation", model=str(save_tiny(tmp_path)), device="cpu")
-    with pytest.raises(DraftgaugeError, match="num_beams"):
-        generator(
-            "abc", max_new_tokens=3, num_beams=2, custom_generate=draftgauge.speculative("prompt_lookup", "fixed:2")
-        )

@@ -143,11 +143,6 @@ def test_replay_charges_a_wait_for_each_drafted_token_that_a_policy_looks_at() -
         np.testing.assert_allclose(record.seconds, 2 + charged * record.drafted, err_msg=spec)
 
 
-def test_no_longer_draft_than_asked_for_is_measured(pair: tuple[CachedModel, CachedModel]) -> None:
-    for gamma_max in (1, 2):
-        assert measure(pair[0], LanguageModelDrafter(pair[1]), gamma_max=gamma_max).gamma_max == gamma_max
-
-
 def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
     pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,15 +115,6 @@ def test_replay_takes_the_steps_of_a_live_loop(spec: str, seed: int, length: int
         assert steps_of(outcome, prompt) == simulated_live(trace, prompt, live)
 
 
-@pytest.mark.parametrize("spec", ["no-draft", "fixed:3", "hf-confidence", "cumulative-confidence", "stopping"])
-def test_the_fast_path_of_stateless_policies_equals_asking_token_by_token(spec: str) -> None:
-    trace, costs = synthetic_trace(3, prompts=6, length=60, gamma_max=6), linear_costs(6)
-    policy = make_policy(spec, 6, costs)
-    fast, slow = replay(trace, policy, costs), replay(trace, Asked(policy), costs)
-    for name in ("steps", "drafted", "accepted", "committed", "seconds"):
-        np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
-
-
 def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> None:
     trace = synthetic_trace(5, prompts=3, length=40, gamma_max=5)
     policy = TokenByToken(make_policy("hf-confidence:0.5", 5))

@@ -59,7 +59,7 @@ def test_facts_that_are_not_known_are_left_out():
 
 
 def test_charts_are_well_formed_and_say_what_they_show():
-    line = Line("<a> & b", [1, 2], [0.5, 0.75], [0.4, 0.7], [0.6, 0.8])
+    line = Line("<a> & b, $/h or $", [1, 2], [0.5, 0.75], [0.4, 0.7], [0.6, 0.8])
     charts = [
         line_chart("one", Axes("x", "accepted"), [line, Line("live", [1], [0.6], [0.5], [0.7], joined=False)]),
         bar_chart("two", "tokens", ["fp16", "int8"], {"fixed": [1.0, 2.0], "best": [1.5, 2.5]}),
@@ -68,5 +68,5 @@ def test_charts_are_well_formed_and_say_what_they_show():
     for chart in charts:
         ElementTree.fromstring(chart)
         assert "nan" not in chart
-    assert "&lt;a&gt; &amp; b: 0.500 to 0.750" in charts[0]
+    assert "&lt;a&gt; &amp; b, $/h or $: 0.500 to 0.750" in charts[0]
     assert "fixed: 1.00, 2.00" in charts[1]

@@ -84,7 +84,7 @@ def test_answers_that_are_none_are_refused(answer: bytes, message: str) -> None:
     ],
 )
 def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
-    with pytest.raises(DraftgaugeError, match="is the address of a server"):
+    with pytest.raises(DraftgaugeError, match="is no address of a server"):
         fetch_text(url, "/metrics")
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -76,9 +75,6 @@ def test_round_trip(tmp_path: Path) -> None:
     CURVE.save(path)
     assert CostCurve.load(path) == CURVE
     assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"plain": [4.1, 8.0]}))
-    with pytest.raises(TraceError, match=r"costs\.json .*run `draftgauge profile` again"):
-        CostCurve.load(path)
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,6 @@ def test_a_doubled_prompt_is_refused(run: Path) -> None:
         TraceWriter(run, MANIFEST)
 
 
-def test_a_shard_of_another_run_is_refused(run: Path) -> None:
-    write_shard(next_shard(run), synthetic_records(5, 1, LENGTH, GAMMA), "another")
-    with pytest.raises(TraceError, match=r"positions-00003\.parquet belongs to another run"):
-        read_trace(run)
-
-
 def test_values_that_cannot_be_are_refused(tmp_path: Path) -> None:
     confidence = RECORDS[0].confidence.copy()
     confidence[0, 0] = 2.0

@@ -22,7 +22,7 @@ from draftgauge.api.policies import (
     warn_of_seen,
 )
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.api.runs import Warn, fingerprints_of, only_run, read_run, warn
+from draftgauge.api.runs import fingerprints_of, only_run, read_run, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
@@ -93,16 +93,12 @@ OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 
 
 @verb(AdviseRequest)
-def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
+def advise(request: AdviseRequest) -> list[Row]:
     """Say whether to speculate in an engine, and with which length or rule.
 
     From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs.
     From a server alone, what each length up to the one it drafts commits follows from its counters; with costs, so does
     the speed.
-
-    Args:
-        on_warning: told of policies that were fitted on another pair or on prompts judged here, and of policies asked
-            for that the engine does not run; a Python warning by default.
 
     Returns:
         One row a setting, None for what is not known: ``engine``, ``setting``, ``speedup`` over plain decoding with
@@ -125,18 +121,20 @@ def advise(request: AdviseRequest, *, on_warning: Warn = warn) -> list[Row]:
     if request.folder is not None and request.requests is not None:
         raise DraftgaugeError("advice is from a recorded run or from --requests, not from both: leave one out")
     if request.settings is not None:
+        if engine.loop:
+            raise DraftgaugeError(f"{engine.name} takes its setting as an argument, not from a file: no --settings")
         require_writable_file(request.settings)
     counts = None if request.url is None else read_counts(engine.name, request.url)
     if request.requests is not None:
-        return _rows(request, engine, _from_requests(request, engine, request.requests, on_warning), counts, on_warning)
+        return _rows(request, engine, _from_requests(request, engine, request.requests), counts)
     if request.folder is None:
         if counts is None:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
         return _from_counters(request, engine, counts)
     run, manifest = only_run(request.folder)
     source = _from_run(request, engine, run, manifest)
-    warn_of_other_pairs(source.own, fingerprints_of(manifest), on_warning)
-    return _rows(request, engine, source, counts, on_warning)
+    warn_of_other_pairs(source.own, fingerprints_of(manifest))
+    return _rows(request, engine, source, counts)
 
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
@@ -184,6 +182,7 @@ def recorded_with(manifest: Manifest) -> tuple[str, ...]:
         words += ["--temperature", f"{manifest.temperature:g}"]
         words += ["--top-k", str(manifest.top_k)] if manifest.top_k else []
         words += ["--top-p", f"{manifest.top_p:g}"] if manifest.top_p < 1 else []
+    words += [flag for flag in ("--allow-pickle", "--trust-remote-code") if flag in manifest.command]
     rendering = manifest.rendering
     words += [] if rendering.chat is None else ["--chat" if rendering.chat else "--raw"]
     words += ["--system", rendering.system] if rendering.system is not None else []
@@ -245,12 +244,13 @@ def _to_measure(engine: Engine, manifest: Manifest, file: Path) -> str:
     words += ["--engine", engine.name, "--target", manifest.target.source, "--prompts", manifest.prompts.path]
     words += [] if manifest.tokenizer is None else ["--tokenizer", manifest.tokenizer]
     return (
-        "start one server without speculation and one at a fixed length (vLLM's with --enable-per-request-metrics), "
-        f"then `{shlex.join([*words, '--costs-out', str(file)])}`"
+        "start one server without speculation and one at a fixed length (vLLM's with --enable-per-request-metrics, the "
+        "second also with --per-request-spec-decode-metrics summary), then "
+        f"`{shlex.join([*words, '--costs-out', str(file)])}`"
     )
 
 
-def _from_requests(request: AdviseRequest, engine: Engine, answers: Path, on_warning: Warn) -> _Source:
+def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _Source:
     if engine.loop:
         raise DraftgaugeError(
             f"--requests holds answers of a server, and {engine.name} decodes with draftgauge's own drafters: name the "
@@ -269,17 +269,15 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path, on_war
     imported = import_requests(answers)
     trace = select_tasks(imported.trace, request.judged.tasks, answers)
     if imported.left_out:
-        on_warning(f"{answers}: the steps of {imported.left_out} answers do not account for their tokens: left out")
+        warn(f"{answers}: the steps of {imported.left_out} answers do not account for their tokens: left out")
     curves = read_costs(request.costs, engine.name)
     return _Source(trace, curves, Deployment(drafter=None), drawn=imported.drawn)
 
 
-def _rows(
-    request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None, on_warning: Warn
-) -> list[Row]:
+def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None) -> list[Row]:
     design = design_of(source.trace, request.judged.split, fitted_on(source.own))
     if request.folder is not None:
-        warn_of_seen(request.folder, design, source.own, on_warning)
+        warn_of_seen(request.folder, design, source.own)
     longest = min(curve.gamma_max for curve in source.curves.values())
     train = None if design.train is None else narrow(design.train, longest)
     trace = narrow(design.trace, longest)
@@ -289,15 +287,15 @@ def _rows(
         others = [p for p in source.own if p.fitted is not None and p.fitted.gamma_max != trace.gamma_max]
         source = replace(source, own=tuple(policy for policy in source.own if policy not in others))
         for policy in others:
-            on_warning(f"{policy.spec} was not fitted for drafts of up to {trace.gamma_max}, as priced: not tried")
+            warn(f"{policy.spec} was not fitted for drafts of up to {trace.gamma_max}, as priced: not tried")
     named = [policy.spec for policy in source.own]
     settings = engine.settings(trace.gamma_max, named)
     if not source.policies:
         p_min = engine.p_min and source.deployment.drafter is not None
         settings = [s for s in settings if setting_length(s) is not None or (p_min and s.startswith(P_MIN))]
-    left_out = [spec for spec in named if not spec.startswith(FIXED) and spec not in settings]
+    left_out = [spec for spec in named if spec not in settings]
     if request.policies and left_out:
-        on_warning(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
+        warn(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
     if not request.policies:
         rules = {s for s in settings if setting_length(s) is None and not s.startswith(P_MIN)}
         unknown = {s for s in rules if not can_replay(trace, make_policy(s, trace.gamma_max, source.curve))}

@@ -10,6 +10,8 @@ import numpy as np
 
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import PLAIN
+from draftgauge.api.runs import warn
+from draftgauge.core.prompts import in_turn
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
@@ -96,15 +98,16 @@ def bench_arms(
     rounds: int,
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
-    until: float | None = None,
-) -> int:
-    """Decode every prompt with every arm, ``rounds`` times; fills the arms' runs, and returns how many of the prompts
-    have runs, the first ones: all, unless the time was over in the first round.
+    seconds: float | None = None,
+) -> list[BenchPrompt]:
+    """Decode every prompt with every arm, ``rounds`` times; fills the arms' runs, and returns the prompts that they are
+    of, in their order: all, unless ``seconds`` were over in the first round.
 
     The order of the arms is drawn anew for every prompt and round: caches that one leaves warm would else always help
-    the same next one. All arms decode the first prompt once beforehand, which is not counted. No prompt is begun after
-    ``until``, a moment of ``time.monotonic``; at least one is decoded.
+    the same next one. All arms decode the first prompt once beforehand, which is not counted. With ``seconds``
+    prompts of all tasks take turns, and none but the first is begun after that time.
     """
+    begun, prompts = time.monotonic(), list(prompts if seconds is None else in_turn(prompts))
     for index in rng.permutation(len(arms)):
         arms[index].run(prompts[0].tokens)
     for arm in arms:
@@ -112,21 +115,21 @@ def bench_arms(
     visits = [(number, prompt) for _ in range(rounds) for number, prompt in enumerate(prompts)]
     progress(0, len(visits))
     for done, (number, prompt) in enumerate(visits):
-        if until is not None and done and time.monotonic() > until:
+        if seconds is not None and done and time.monotonic() > begun + seconds:
             whole = done // len(prompts)  # the last round is dropped where it was not finished
             if not whole:
-                return done
+                return prompts[:done]
             for arm in arms:
                 arm.runs = [runs[:whole] for runs in arm.runs]
             break
         for index in rng.permutation(len(arms)):
             arms[index].runs[number] += arms[index].run(prompt.tokens)
         progress(done + 1, len(visits))
-    return len(prompts)
+    return prompts
 
 
-def without_failed(arms: Sequence[Arm], on_warning: Callable[[str], None]) -> list[Arm]:
+def without_failed(arms: Sequence[Arm]) -> list[Arm]:
     for arm in arms:
         if arm.failed:
-            on_warning(f"{arm.name} fails on this pair and is left out ({arm.failed})")
+            warn(f"{arm.name} fails on this pair and is left out ({arm.failed})")
     return [arm for arm in arms if not arm.failed]

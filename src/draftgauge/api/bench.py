@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from draftgauge.api.runs import read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import TEST, TRAIN, in_turn
+from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
@@ -105,7 +105,7 @@ def bench(
     rows: list[dict[str, Any]] = []
     for compression in labelled(request.pair).compression if pair is None else (pair.compression,):
         loaded = pair or load_pair(request.pair.at(compression))
-        warn_of_other_pairs(compared.named, loaded.fingerprints(), warn)
+        warn_of_other_pairs(compared.named, loaded.fingerprints())
         prompts = encode_prompts(loaded.encoder, chosen, path, request.output.max_new_tokens, request.prompts)
         rows += _bench(request, loaded, prompts, compared, progress)
         del loaded  # two targets may not fit
@@ -167,11 +167,11 @@ def _bench_run(
     # divided as ``fit`` and ``replay`` do, where prompts name no splits
     unseen = {p.index for p, own in zip(trace.prompts, splits, strict=True) if split in (None, own)}
     pair = load_pair_of(manifest, request.pair)
-    warn_of_other_pairs(compared.named, pair.fingerprints(), warn)
+    warn_of_other_pairs(compared.named, pair.fingerprints())
     prompts = prompts_of(run, manifest, pair.encoder, replace(request.prompts, split=None), unseen)
     decoded = {prompt.index for prompt, _ in prompts}
     judged = select(trace, [prompt.index in decoded for prompt in trace.prompts])
-    warn_of_seen(run, Design(split or EVERYTHING, judged, None), compared.named, warn)
+    warn_of_seen(run, Design(split or EVERYTHING, judged, None), compared.named)
     settled = replace(
         request,
         output=OutputSpec(max_new_tokens=manifest.max_new_tokens),
@@ -204,14 +204,11 @@ def _bench(
         length_over = fixed_length(compared.over.arm) if compared.over else None
         arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT, list(made))
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
-    until = None
-    if request.seconds is not None:
-        until = time.monotonic() + request.seconds
-        ready = in_turn(ready)  # the time may be over before the last one
     rng = generator(request.randomness.seed, "bench", pair.compression)
     label = f"bench {pair.compression}"
-    count = bench_arms(arms, ready, request.rounds, rng, lambda done, total: progress(label, done, total), until)
-    arms = without_failed(arms, warn)
-    if said := answers_warning([arms[0].runs[number][0].tokens for number in range(count)], pair.end_tokens):
+    told = partial(progress, label)
+    ready = bench_arms(arms, ready, request.rounds, rng, told, request.seconds)
+    arms = without_failed(arms)
+    if said := answers_warning([arms[0].runs[number][0].tokens for number in range(len(ready))], pair.end_tokens):
         warn(said)
-    return bench_rows(arms, ready[:count], pair.compression, compared.over)
+    return bench_rows(arms, ready, pair.compression, compared.over)

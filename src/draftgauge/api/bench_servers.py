@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
@@ -16,7 +16,6 @@ from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import in_turn
 from draftgauge.core.seeds import generator
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.reference import REFERENCE
@@ -64,23 +63,17 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
     encoder = PromptEncoder(tokenizer, min((context for context in listed if context is not None), default=sys.maxsize))
     encoded = encode_prompts(encoder, chosen, path, limit, request.prompts)
     prompts = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encoded]
-    until = None
-    if request.seconds is not None:
-        until = time.monotonic() + request.seconds
-        prompts = in_turn(prompts)  # the time may be over before the last one
     arms = [server_arm(name, engine, url, limit) for name, url in urls.items()]
-    if request.costs_out is not None:
-        _check_priced(engine, arms, prompts[0].tokens)
+    _check_timed(engine, arms, prompts[0].tokens, request.costs_out is not None)
     rng = generator(request.randomness.seed, "bench", engine)
-    label = f"bench {engine}"
-    decoded = bench_arms(arms, prompts, request.rounds, rng, lambda done, total: progress(label, done, total), until)
+    prompts = bench_arms(arms, prompts, request.rounds, rng, partial(progress, f"bench {engine}"), request.seconds)
     if request.costs_out is not None:
         alone = None if draft is None else server_arm(DRAFT, engine, draft, limit)
         if alone is not None:
-            bench_arms([alone], prompts[:decoded], request.rounds, rng, lambda done, total: None)
+            bench_arms([alone], prompts, request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
     over = None if request.over is None else Reference(request.over, ASKED)
-    return [row | {"engine": engine} for row in bench_rows(arms, prompts[:decoded], UNCOMPRESSED, over)]
+    return [row | {"engine": engine} for row in bench_rows(arms, prompts, UNCOMPRESSED, over)]
 
 
 def _named(servers: Sequence[str]) -> dict[str, str]:
@@ -107,14 +100,21 @@ def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
     return Arm(name, decode)
 
 
-def _check_priced(engine: str, arms: Sequence[Arm], prompt: list[int]) -> None:
-    """Refuse servers that will not tell what a step costs, before they are benched."""
-    fixed = [arm for arm in arms if fixed_length(arm.name)]
-    if not fixed:
+def _check_timed(engine: str, arms: Sequence[Arm], prompt: list[int], priced: bool) -> None:
+    """Refuse servers of which some time decoding and others whole answers, and such as do not tell what a step costs
+    where that is asked for, before they are benched.
+    """
+    metrics = "--enable-per-request-metrics"
+    told = {arm.name: arm.decode(prompt) for arm in arms}
+    whole = [name for name, run in told.items() if engine == "vllm" and not run.prefill_seconds]
+    if 0 < len(whole) < len(told):
+        raise DraftgaugeError(f"the server {whole[0]} does not say how long it decoded: start it with {metrics} too")
+    fixed = [name for name in told if priced and fixed_length(name)]
+    if priced and not fixed:
         raise DraftgaugeError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
-    if unsaid := [arm.name for arm in fixed if not arm.decode(prompt).steps]:
-        how = ": start it with --enable-per-request-metrics and --per-request-spec-decode-metrics summary"
-        raise DraftgaugeError(f"the server {unsaid[0]} does not say what it accepted{how if engine == 'vllm' else ''}")
+    if unsaid := [name for name in fixed if not told[name].steps]:
+        how = f": start it with {metrics} and --per-request-spec-decode-metrics summary" if engine == "vllm" else ""
+        raise DraftgaugeError(f"the server {unsaid[0]} does not say what it accepted{how}")
 
 
 def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> EngineCosts:

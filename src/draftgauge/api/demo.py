@@ -18,7 +18,7 @@ from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.replay import replay
 from draftgauge.api.report import REPORT_NAME, write_report
 from draftgauge.api.requests import PLAIN, BenchRequest, DemoRequest, GenerateRequest, PairSpec, ProfileRequest
-from draftgauge.api.runs import Warn, warn
+from draftgauge.api.runs import warn
 from draftgauge.api.verb import verb
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
@@ -43,7 +43,6 @@ class _Told(NamedTuple):
 
     progress: Progress
     on_rows: OnRows
-    on_warning: Warn
 
 
 @verb(DemoRequest)
@@ -53,7 +52,6 @@ def demo(
     progress: Progress = silent,
     on_text: OnText | None = None,
     on_rows: OnRows = lambda name, rows: None,
-    on_warning: Warn = warn,
 ) -> list[dict[str, Any]]:
     """Record, replay and bench a pair within ``seconds`` and write the report.
 
@@ -66,7 +64,6 @@ def demo(
         on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
         on_rows: told rows as soon as they are known, by name: ``"first"`` of the first answer, ``"verdict"`` one row of
             a replayed compression, and the rows of each compression after its live bench, none of one that is left out.
-        on_warning: told what to know about the figures; a Python warning by default.
 
     Returns:
         Rows of :func:`~draftgauge.api.bench.bench` with ``modelled_ratio`` (over plain decoding) and
@@ -82,7 +79,7 @@ def demo(
     pair = load_pair(request.pair.at(names[0]))
     on_rows("first", [_first_answer(request, pair, on_text)])
     del pair  # two targets may not fit
-    told = _Told(progress, on_rows, on_warning)
+    told = _Told(progress, on_rows)
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
     shown: list[str] = []
@@ -90,7 +87,7 @@ def demo(
     for name in names:
         started, first = time.monotonic(), not shown
         if missing := lacks_library(name):
-            on_warning(f"{name} needs bitsandbytes: pip install 'draftgauge[quant]'")
+            warn(f"{name} needs bitsandbytes: pip install 'draftgauge[quant]'")
         beside: list[dict[str, Any]] = []
         if not missing and (first or end - started >= took):
             until = min(begun + VERDICT_SECONDS, end) if first else end - LIVE_SECONDS / 2
@@ -127,10 +124,9 @@ def _replayed(
             costs=replace(request.costs, cost_seconds=seconds),
         ),
         progress=told.progress,
-        on_warning=told.on_warning,
     )
     recorded = next(row["prompts"] for row in profiled if row["task"] == ALL_TASKS)
-    return recorded, replay(run, on_warning=told.on_warning) if recorded >= least else []
+    return recorded, replay(run) if recorded >= least else []
 
 
 def _live(

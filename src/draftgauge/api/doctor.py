@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
 from draftgauge.api.pair import drafter_of, load_pair_of, target_of
 from draftgauge.api.profile import profile
-from draftgauge.api.requests import DoctorRequest, PairSpec, ProfileRequest
-from draftgauge.api.runs import Warn, only_run, warn
+from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, PairSpec, ProfileRequest
+from draftgauge.api.runs import only_run
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.drafters.checkpoints.building import target_ids
 from draftgauge.drafters.checkpoints.files import read_config, read_tensors
 from draftgauge.drafters.checkpoints.layouts import read_layout
@@ -42,7 +44,7 @@ COMPARED = 4  # prompts on which other layers are tried
 
 
 @verb(DoctorRequest)
-def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: Warn = warn) -> list[dict[str, Any]]:
+def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Look for the usual reasons why a drafter is hardly accepted or speculation is no faster.
 
     Of a pair, its files are compared first; if nothing is wrong with them, it is recorded on the prompts, and the
@@ -56,12 +58,11 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: W
         DraftgaugeError: for models, prompts, a run or a server that cannot be used.
     """
     if request.url is not None:
-        if request.folder is not None:
-            raise DraftgaugeError("a recorded run or an engine's counters are looked at, not both: leave one out")
-        if request.costs_file is not None:
-            raise DraftgaugeError("costs are looked at beside a run or a pair, not beside an engine's counters")
+        _refuse_others(request, request.url, "url", "server")
         return examine(Evidence(counts=read_counts(request.server or "vllm", request.url)))
     if request.folder is not None:
+        loading = [entry.name for part in (DeviceSpec, LoadSpec) for entry in settings_of(part)]
+        _refuse_others(request, str(request.folder), "folder", "costs_file", "server", *loading)
         return examine(_of_run(request, only_run(request.folder)[0], None))
     evidence = _of_files(request.pair, target_of(request.pair), *drafter_of(request.pair))
     rows = examine(evidence)
@@ -71,8 +72,15 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent, on_warning: W
         run = request.out or Path(scratch)
         parts = ("pair", "prompts", "output", "drafts", "sampling", "randomness", "costs")
         recording = ProfileRequest(out=run, **{part: getattr(request, part) for part in parts})
-        profile(recording, progress=progress, on_warning=on_warning)
+        profile(recording, progress=progress)
         return examine(_of_run(request, run, evidence))
+
+
+def _refuse_others(request: DoctorRequest, looked_at: str, *used: str) -> None:
+    others = given_settings(request).difference(used)
+    options = {entry.name: entry.option for entry in settings_of(DoctorRequest)} | {"folder": "the run"}
+    if idle := [option for name, option in options.items() if name in others]:
+        raise DraftgaugeError(f"{looked_at} is looked at as it is: leave out {', '.join(idle)}, or it")
 
 
 def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evidence:
@@ -84,9 +92,10 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
         try:
             for source in filter(None, (spec.target, spec.draft)):
                 files_of(source)  # nothing is fetched for a run whose models are not here
-            of_files = _of_files(spec, manifest.target.source, *drafter_of(spec))
         except DraftgaugeError:  # models that are no longer there
             of_files = Evidence(manifest.target.source, manifest.drafter)
+        else:
+            of_files = _of_files(spec, manifest.target.source, *drafter_of(spec))
     costs = UNKNOWN
     if request.costs_file is not None:
         curves = read_costs(request.costs_file, request.server or "draftgauge")
@@ -96,7 +105,8 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
     held = UNKNOWN if of_files.compression is None else (manifest.target.compression, of_files.compression[1])
     evidence = replace(of_files, trace=trace, costs=costs, compression=held)
     if manifest.drafter == CHECKPOINT and trace.sampled is None and evidence.tokenizer is not None:
-        evidence = replace(evidence, layer_rates=_layer_rates(manifest, request.pair, trace))
+        with suppress(DraftgaugeError):  # a target that does not fit here
+            evidence = replace(evidence, layer_rates=_layer_rates(manifest, request.pair, trace))
     return evidence
 
 

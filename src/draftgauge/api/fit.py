@@ -9,7 +9,7 @@ import numpy as np
 
 from draftgauge.api.policies import PAIR
 from draftgauge.api.requests import FitRequest
-from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
+from draftgauge.api.runs import fingerprints_of, read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
@@ -42,7 +42,7 @@ LOOKUP_RULES = ("lookup", "lookup-else-stopping")  # and one that looks tokens u
 
 
 @verb(FitRequest)
-def fit(request: FitRequest, *, on_warning: Warn = warn) -> list[dict[str, Any]]:
+def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
     Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
@@ -74,7 +74,7 @@ def fit(request: FitRequest, *, on_warning: Warn = warn) -> list[dict[str, Any]]
         read = [(narrow(trace, costs.gamma_max), costs) for trace, _ in read]
     require_writable_file(out)
     if request.split == TRAIN and not any(names_splits(trace) for trace, _ in read) and read[0][0].prompts[0].split:
-        on_warning(f"no prompts are named {TRAIN}: the policy learns from some of those named otherwise")
+        warn(f"no prompts are named {TRAIN}: the policy learns from some of those named otherwise")
     if request.split not in (TRAIN, EVERYTHING):
         raise DraftgaugeError(f"--split is {TRAIN} or {EVERYTHING}: a policy learns from these prompts")
     train = [split_trace(trace, request.split) for trace, _ in read]

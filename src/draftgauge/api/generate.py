@@ -93,7 +93,7 @@ def generate(
     if plain:
         result = plain_decode(pair.target, tokens, settings, generator, stream)
     else:
-        warn_of_other_pairs(named, pair.fingerprints() if any(each.fitted for each in named) else {}, warn)
+        warn_of_other_pairs(named, pair.fingerprints() if any(each.fitted for each in named) else {})
         for each in named:
             if policy is None:
                 policy = each.make(longest, pair_costs(pair, request.costs, longest, sampling, progress))

@@ -110,6 +110,8 @@ def load_pair(spec: PairSpec) -> Pair:
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
     """Load the models that a trace was recorded with, or its target with the drafter that ``spec`` names."""
     spec = spec or PairSpec()
+    recorded = manifest.target.engine if manifest.target.engine in ("gguf-fast", "modules") else "auto"
+    engine = recorded if spec.loading.engine == "auto" else spec.loading.engine
     pair = load_pair(
         replace(
             spec,
@@ -117,7 +119,7 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
             draft=manifest.draft.source if manifest.draft is not None else None,
             compression=(manifest.target.compression,),
             drafter=spec.drafter or manifest.drafter,
-            loading=replace(spec.loading, tokenizer=spec.loading.tokenizer or manifest.tokenizer),
+            loading=replace(spec.loading, tokenizer=spec.loading.tokenizer or manifest.tokenizer, engine=engine),
         )
     )
     fingerprints = pair.fingerprints()

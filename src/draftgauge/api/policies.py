@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.runs import Warn
+from draftgauge.api.runs import warn
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.two_source import FITTED, replay_fitted
 from draftgauge.policies.base import Policy
@@ -84,25 +84,25 @@ def fitted_here(policies: Sequence[NamedPolicy], design: Design, costs: CostCurv
     return {}
 
 
-def warn_of_other_pairs(policies: Sequence[NamedPolicy], pair: Mapping[str, str | None], on_warning: Warn) -> None:
+def warn_of_other_pairs(policies: Sequence[NamedPolicy], pair: Mapping[str, str | None]) -> None:
     """Warn of policies that were fitted on another target or draft than ``pair``, the fingerprints of these."""
     for policy in policies:
         fitted = {} if policy.fitted is None else policy.fitted.provenance
         if PAIR in fitted and fitted[PAIR] != dict(pair):
-            on_warning(
+            warn(
                 f"{policy.spec} was fitted on another pair ({fitted.get('target')} and "
                 f"{fitted.get('draft') or 'no model'}): its chances of acceptance are of that one; fit it on a run of "
                 "this pair"
             )
 
 
-def warn_of_seen(run: Path, design: Design, policies: Sequence[NamedPolicy], on_warning: Warn) -> None:
+def warn_of_seen(run: Path, design: Design, policies: Sequence[NamedPolicy]) -> None:
     """Warn of policies that are evaluated on prompts that they were fitted on."""
     keys = set(prompt_keys(design.trace))
     for policy in policies:
         seen = 0 if policy.fitted is None else len(keys.intersection(policy.fitted.trained_on))
         if seen:
-            on_warning(
+            warn(
                 f"{policy.spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
                 f"{design.split!r}): what it gains there says little about other prompts"
             )

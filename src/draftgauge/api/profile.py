@@ -24,7 +24,7 @@ from draftgauge.api.recording import (
     record_missing,
 )
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.runs import Warn, read_run, warn
+from draftgauge.api.runs import read_run, warn
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError
@@ -53,15 +53,12 @@ AskedPrompt = tuple[int, tuple[int, ...]]
 
 
 @verb(ProfileRequest)
-def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning: Warn = warn) -> list[dict[str, Any]]:
+def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Record traces and cost curves of a pair, one run for each compression of the target.
 
     Everything is checked before anything is recorded. An interrupted or killed run goes on where it stopped when the
     same is asked for again. With several compressions, ``out`` holds a folder for each. At a temperature above 0 output
     and drafts are drawn, and chances of acceptance are recorded (:mod:`draftgauge.traces.sampled`).
-
-    Args:
-        on_warning: told of answers that look wrong or are left out; a Python warning by default.
 
     Returns:
         Rows as :func:`profile_rows` describes; ``run`` names the folder of each run. Of a plan, as
@@ -74,11 +71,11 @@ def profile(request: ProfileRequest, *, progress: Progress = silent, on_warning:
     _check_recordable(request)
     if request.plan:
         return estimate_rows(request)
-    return profile_rows(record_runs(request, progress, on_warning))
+    return profile_rows(record_runs(request, progress))
 
 
 def record_runs(
-    request: ProfileRequest, progress: Progress, on_warning: Warn, known: Mapping[AskedPrompt, Answer] | None = None
+    request: ProfileRequest, progress: Progress, known: Mapping[AskedPrompt, Answer] | None = None
 ) -> list[Path]:
     """Record a checked request; returns its run folders.
 
@@ -105,7 +102,7 @@ def record_runs(
         encoded, answers = usable.prompts, usable.answers
         if usable.left_out:
             said = said_left_out(usable.left_out, len(usable.left_out) + len(encoded))
-            on_warning(f"{request.outputs}: {said}. They are left out, with their prompts")
+            warn(f"{request.outputs}: {said}. They are left out, with their prompts")
     measured_span(request.drafts.gamma_max, pair.context)
     check_batches(pair, request.batches, max(len(tokens) for _, tokens in encoded) + limit)
     manifests = make_manifests(pair, [prompt for prompt, _ in encoded], path, request)
@@ -143,7 +140,7 @@ def record_runs(
             )
             raise
     for name, folder in folders.items() if known is None else ():
-        _say_how_answers_look(name, read_run(folder)[0], end_tokens, on_warning)
+        _say_how_answers_look(name, read_run(folder)[0], end_tokens)
     return list(folders.values())
 
 
@@ -186,10 +183,10 @@ def run_folders(out: Path, compressions: Sequence[str]) -> dict[str, Path]:
     return {name: out / name for name in compressions} if len(compressions) > 1 else {compressions[0]: out}
 
 
-def _say_how_answers_look(compression: str, trace: Trace, end_tokens: frozenset[int], on_warning: Warn) -> None:
+def _say_how_answers_look(compression: str, trace: Trace, end_tokens: frozenset[int]) -> None:
     answers = [output.tolist() for output in trace.outputs]
     if said := answers_warning(answers, end_tokens):
-        on_warning(f"target {compression}: {said}")
+        warn(f"target {compression}: {said}")
     if cut := sum(prompt.finish == "length" for prompt in trace.prompts):
         log.info("target %s: %d of %d answers are cut at --max-new-tokens", compression, cut, len(answers))
 

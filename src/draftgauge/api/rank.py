@@ -18,14 +18,14 @@ from draftgauge.api.pair import drafter_of, labelled
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
-from draftgauge.api.runs import Warn, warn
+from draftgauge.api.runs import warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import SHORT_NAMES, LoadOptions, drafter_kind, drafter_kinds
+from draftgauge.drafters.source import LoadOptions, drafter_kind, drafts_alone
 from draftgauge.fitting.ranking import on_one_target, rank_rows
 from draftgauge.fitting.two_source import FITTED, fitted_to
 from draftgauge.models.device import choose_device, release_unused
@@ -47,7 +47,7 @@ MIB = 2**20
 
 
 @verb(RankRequest)
-def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn = warn) -> list[dict[str, Any]]:
+def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Record every drafter over the same outputs of a target, and rank them by speed at the best setting of each.
 
     The target's outputs are decoded once, with the first drafter; the others draft along them. Every drafter has a run
@@ -83,7 +83,7 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
             if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
                 raise
             failed[drafter] = str(error)
-            on_warning(f"{drafter} is left out: {error}")
+            warn(f"{drafter} is left out: {error}")
 
     for drafter in folders:  # before hours are spent on the others
         with left_out(drafter):
@@ -91,32 +91,30 @@ def rank(request: RankRequest, *, progress: Progress = silent, on_warning: Warn 
     for drafter, run in folders.items():
         if drafter not in failed:
             with left_out(drafter):
-                _record(request, drafter, run, next(iter(runs.values()), None), progress, on_warning)
+                _record(request, drafter, run, next(iter(runs.values()), None), progress)
                 runs[drafter] = run
-    recorded = {} if not runs else _comparable(runs, given, on_warning)
+    recorded = {} if not runs else _comparable(runs, given)
     rows = [] if not runs else rank_rows(recorded)
     for row in rows:
         row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
         row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
         if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
-            row |= _live(request, request.live, row, recorded[row["drafter"]][1], progress, on_warning)
+            row |= _live(request, request.live, row, recorded[row["drafter"]][1], progress)
     return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
 
 
 def _live(
-    request: RankRequest, count: int, row: Mapping[str, Any], costs: CostCurve, progress: Progress, on_warning: Warn
+    request: RankRequest, count: int, row: Mapping[str, Any], costs: CostCurve, progress: Progress
 ) -> dict[str, Any]:
-    """What decoding the first prompts at a drafter's best setting gains; nothing where its rule cannot be fitted."""
+    """What decoding the first prompts at a drafter's best setting gains; nothing where it cannot be done."""
     setting, fitted, trace = row["setting"], {}, read_trace(Path(row["run"]))
-    if setting == FITTED:
-        try:
-            fitted[setting] = fitted_to(_not_decoded(trace, count, on_warning), run_costs(Path(row["run"])))
-        except DraftgaugeError as error:
-            on_warning(f"{row['drafter']} is not decoded live: {error}")
-            return {}
+
+    def told(what: str, done: int, total: int) -> None:
+        progress(f"{row['drafter']}: {what}", done, total)
+
     asked = BenchRequest(
         folder=Path(row["run"]),
-        policies=() if fitted else (setting,),
+        policies=() if setting == FITTED else (setting,),
         pair=PairSpec(machine=request.machine, loading=request.loading),
         prompts=PromptSpec(limit=count),
         over=PLAIN,
@@ -124,9 +122,13 @@ def _live(
         rounds=1,
         randomness=request.randomness,
     )
-    rows = bench(
-        asked, objects=fitted, progress=lambda what, done, total: progress(f"{row['drafter']}: {what}", done, total)
-    )
+    try:
+        if setting == FITTED:
+            fitted[setting] = fitted_to(_not_decoded(trace, count), run_costs(Path(row["run"])))
+        rows = bench(asked, objects=fitted, progress=told)
+    except DraftgaugeError as error:
+        warn(f"{row['drafter']} is not decoded live: {error}")
+        return {}
     (live,) = (each for each in rows if each["policy"] == setting and each["task"] == ALL_TASKS)
     release_unused()
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
@@ -142,7 +144,7 @@ def _decoded(trace: Trace, count: int) -> NDArray[np.bool_]:
     return np.array([prompt.index in chosen for prompt in trace.prompts])
 
 
-def _not_decoded(trace: Trace, count: int, on_warning: Warn) -> Trace:
+def _not_decoded(trace: Trace, count: int) -> Trace:
     """What a rule is fitted on for a live run: training prompts, else the conversations that it does not decode."""
     design = design_of(trace)
     if design.train is not None:
@@ -151,7 +153,7 @@ def _not_decoded(trace: Trace, count: int, on_warning: Warn) -> Trace:
     others = select(trace, ~np.isin(numbers, numbers[_decoded(trace, count)]))
     if len(others.prompts) >= MIN_PROMPTS:
         return others
-    on_warning(f"{FITTED} decodes prompts live that it was fitted on: fewer than {MIN_PROMPTS} are left besides them")
+    warn(f"{FITTED} decodes prompts live that it was fitted on: fewer than {MIN_PROMPTS} are left besides them")
     return trace
 
 
@@ -168,10 +170,11 @@ def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
     """Costs of an engine in place of those measured here, by drafter."""
     given = {}
     for entry in request.costs_of:
-        drafter, _, path = entry.rpartition("=")
-        if drafter not in request.drafters:
+        drafter = next((name for name in request.drafters if entry.startswith(f"{name}=")), None)
+        if drafter is None:
             raise DraftgaugeError(f"--costs takes DRAFTER=FILE, with one of the drafters, not {entry!r}")
-        curves = read_costs(Path(path), request.costs_engine)
+        path = Path(entry.removeprefix(f"{drafter}="))
+        curves = read_costs(path, request.costs_engine)
         given[drafter] = curves[min(curves)]
         if given[drafter].gamma_max < request.drafts.gamma_max:
             raise DraftgaugeError(
@@ -186,10 +189,8 @@ def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
 
 
 def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
-    kinds, named = drafter_kinds(), SHORT_NAMES.get(drafter, drafter)
-    alone = named in kinds or any(kind.recognises(drafter) for kind in kinds.values())
     pair = PairSpec(target=request.target or REFERENCE, compression=(request.compression,))
-    pair = replace(pair, drafter=named) if alone else replace(pair, draft=drafter)
+    pair = replace(pair, drafter=drafter) if drafts_alone(drafter) else replace(pair, draft=drafter)
     return labelled(replace(pair, machine=request.machine, loading=request.loading))
 
 
@@ -200,9 +201,7 @@ def _check(request: RankRequest, drafter: str, tokenizer: PreTrainedTokenizerBas
     drafter_kind(name).check(source, tokenizer, options)
 
 
-def _record(
-    request: RankRequest, drafter: str, run: Path, known: Path | None, progress: Progress, on_warning: Warn
-) -> None:
+def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, progress: Progress) -> None:
     """Record a drafter, along the outputs of the run ``known`` if there is one, and measure its costs."""
     asked = ProfileRequest(
         out=run,
@@ -214,7 +213,7 @@ def _record(
         costs=request.costs,
     )
     answers = None if known is None else _answers(read_trace(known))
-    record_runs(asked, lambda what, done, total: progress(f"{drafter}: {what}", done, total), on_warning, answers)
+    record_runs(asked, lambda what, done, total: progress(f"{drafter}: {what}", done, total), answers)
     release_unused()
 
 
@@ -225,18 +224,14 @@ def _answers(trace: Trace) -> dict[AskedPrompt, Answer]:
     }
 
 
-def _comparable(
-    runs: Mapping[str, Path], given: Mapping[str, CostCurve], on_warning: Warn
-) -> dict[str, tuple[Trace, CostCurve]]:
+def _comparable(runs: Mapping[str, Path], given: Mapping[str, CostCurve]) -> dict[str, tuple[Trace, CostCurve]]:
     """Traces of the same prompts and outputs, with costs."""
     traces = {drafter: read_trace(run) for drafter, run in runs.items()}
     outputs = {drafter: _answers(trace) for drafter, trace in traces.items()}
     first = next(iter(outputs.values()))
     shared = {asked for asked, output in first.items() if all(of.get(asked) == output for of in outputs.values())}
     if len(shared) < max(map(len, outputs.values())):
-        on_warning(
-            f"{len(shared)} of {max(map(len, outputs.values()))} prompts have the same output in every run, and count"
-        )
+        warn(f"{len(shared)} of {max(map(len, outputs.values()))} prompts have the same output in every run, and count")
     if not shared:
         raise TraceError("the runs have no output in common: rank into a new folder")
     costs = given or on_one_target({drafter: run_costs(run) for drafter, run in runs.items()})

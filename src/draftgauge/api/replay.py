@@ -16,7 +16,7 @@ from draftgauge.api.policies import (
     warn_of_seen,
 )
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.api.runs import Warn, fingerprints_of, read_run, select_runs, warn
+from draftgauge.api.runs import fingerprints_of, read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
@@ -32,9 +32,7 @@ from draftgauge.replaying.verdict import verdict_of
 
 
 @verb(ReplayRequest)
-def replay(
-    request: ReplayRequest, *, objects: Mapping[str, Policy] | None = None, on_warning: Warn = warn
-) -> list[dict[str, Any]]:
+def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = None) -> list[dict[str, Any]]:
     """Replay policies on recorded runs, beside plain decoding, the best fixed length and the hindsight optimum.
 
     Without a choice of split, test prompts are judged where the prompts name training and test ones or a fitted policy
@@ -45,8 +43,6 @@ def replay(
             ``two-source`` as :func:`~draftgauge.fitting.two_source.replay_fitted` fits it, without a datastore.
         objects: policies of your own by name, beside the named ones, or alone where none is named. Every run gets a
             fresh copy.
-        on_warning: told of policies that were fitted on another pair or on prompts judged here, and of costs that are
-            from another device; a Python warning by default.
 
     Returns:
         Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the recommended policy's row over all tasks
@@ -72,12 +68,12 @@ def replay(
         trace, costs = read_run(run, request.judged.tasks)
         design = design_of(trace, request.judged.split, fitted_on(policies))
         if costs.device != manifest.device:
-            on_warning(
+            warn(
                 f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are "
                 f"those of {costs.device}"
             )
-        warn_of_other_pairs(policies, fingerprints_of(manifest), on_warning)
-        warn_of_seen(run, design, policies, on_warning)
+        warn_of_other_pairs(policies, fingerprints_of(manifest))
+        warn_of_seen(run, design, policies)
         if request.batches:
             # Plain decoding and every fixed length are compared anyway.
             others = tuple(spec for spec in map(current_name, request.policies) if spec not in ("fixed", "no-draft"))

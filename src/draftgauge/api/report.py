@@ -16,12 +16,12 @@ from draftgauge.api.policies import (
     warn_of_seen,
 )
 from draftgauge.api.requests import ReportRequest
-from draftgauge.api.runs import fingerprints_of, read_run, select_runs, warn
+from draftgauge.api.runs import fingerprints_of, read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.provenance import read_measurement
 from draftgauge.replaying.splits import design_of
-from draftgauge.reporting.page import TITLE, render
+from draftgauge.reporting.page import render
 from draftgauge.reporting.rows import judge_run
 
 REPORT_NAME = "report.html"
@@ -39,7 +39,7 @@ def report(request: ReportRequest) -> Path:
     """
     live = [row for path in request.bench for row in read_measurement(path).rows]
     ranked = () if request.ranked is None else read_measurement(request.ranked).rows
-    return write_report(request.folder, request.out, live, request.policies, request.title, ranked=ranked)
+    return write_report(request.folder, request.out, live, request.policies, request.split, ranked=ranked)
 
 
 def write_report(
@@ -47,7 +47,7 @@ def write_report(
     out: Path | None = None,
     live: Sequence[Mapping[str, Any]] = (),
     policies: Sequence[str] = (),
-    title: str = TITLE,
+    split: str | None = None,
     compressions: Sequence[str] | None = None,
     ranked: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
@@ -60,10 +60,10 @@ def write_report(
             continue
         named = expanded(read_policies((*default_policies(run, manifest.gamma_max), *policies)), manifest.gamma_max)
         trace, costs = read_run(run)
-        design = design_of(trace, None, fitted_on(named))
-        warn_of_other_pairs(named, fingerprints_of(manifest), warn)
-        warn_of_seen(run, design, named, warn)
+        design = design_of(trace, split, fitted_on(named))
+        warn_of_other_pairs(named, fingerprints_of(manifest))
+        warn_of_seen(run, design, named)
         made = {policy.spec: policy.make(trace.gamma_max, costs) for policy in named}
         runs.append(judge_run(run, costs, design, {**made, **fitted_here(named, design, costs)}, live))
-    atomic_write_text(out, render(runs, title, ranked=ranked))
+    atomic_write_text(out, render(runs, ranked))
     return out

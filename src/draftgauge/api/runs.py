@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from draftgauge.core.compressions import COMPRESSIONS
@@ -13,10 +13,9 @@ from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.trace import Trace
 
-Warn = Callable[[str], None]
-
 
 def warn(message: str) -> None:
+    """A Python warning, which commands show without the place in the code that it comes from."""
     warnings.warn(message, stacklevel=6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.cli.console import say, show_table, warn
+from draftgauge.cli.console import say, show_table
 
 COLUMNS = {
     "setting": "setting",
@@ -21,7 +21,7 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     from draftgauge.api.advise import advise as run
     from draftgauge.core.templates import environment
 
-    rows = run(request, on_warning=warn)
+    rows = run(request)
     estimated = [row for row in rows if row["speedup"] is not None]
     shown = sorted(estimated, key=lambda row: -row["speedup"])[:SHOWN] if estimated else rows
     counted = f"the {len(shown)} fastest of {len(rows)} settings" if len(shown) < len(rows) else "all settings"

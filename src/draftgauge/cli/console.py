@@ -212,6 +212,7 @@ def friendly_warnings() -> Iterator[None]:
     own.setLevel(logging.INFO)
     own.addHandler(notes)
     with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
         usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:

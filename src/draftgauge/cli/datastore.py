@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import DatastoreBuildRequest
-from draftgauge.cli.console import console
+from draftgauge.cli.console import say
 
 
 def build(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
@@ -13,13 +13,7 @@ def build(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
 
     rows = build_datastore(request)
     (row,) = rows
-    console.print(
-        f"{request.out}: {row['outputs']} outputs of {row['tokens']} tokens, at most {row['capacity']}",
-        markup=False,
-        highlight=False,
-    )
+    say(f"{request.out}: {row['outputs']} outputs of {row['tokens']} tokens, at most {row['capacity']}")
     if row["left_out"]:
-        console.print(
-            f"{row['left_out']} outputs, the oldest, did not fit: raise --capacity to keep them", highlight=False
-        )
+        say(f"{row['left_out']} outputs, the oldest, did not fit: raise --capacity to keep them")
     return rows

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from draftgauge.api.requests import DemoRequest
-from draftgauge.cli.console import console, errors, progress, say, show_table, warn
+from draftgauge.cli.console import errors, progress, say, show_table
 from draftgauge.cli.generate import STYLES, legend, show_text
 from draftgauge.core.load import describe_load, machine_load
 
@@ -43,31 +43,26 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
                 say(f"{rows[0]['compression']}: {rows[0]['verdict']}")
             elif not rows:
                 left_out.append(name)
-                console.print(f"Target {name}: no time left.", highlight=False)
+                say(f"Target {name}: no time left.")
             else:
                 _show_compression(name, rows)
             errors.print(f"{spent()}\n", highlight=False)
 
         errors.print(Text("How each token came: ") + legend({name: name for name in STYLES}), highlight=False)
-        rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows, on_warning=warn)
+        rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows)
     if left_out:
         missing = " and ".join(left_out)
-        console.print(f"Run the same command with a larger --seconds to add {missing}.", highlight=False)
-    console.print(describe_load(machine_load()), highlight=False)
-    console.print(
-        f"{time.monotonic() - begun:.0f} s. Open {request.out / REPORT_NAME} in a browser.",
-        markup=False,
-        highlight=False,
-    )
+        say(f"Run the same command with a larger --seconds to add {missing}.")
+    say(describe_load(machine_load()))
+    say(f"{time.monotonic() - begun:.0f} s. Open {request.out / REPORT_NAME} in a browser.")
     return rows
 
 
 def _show_first(row: dict[str, Any]) -> None:
     same = "the same tokens" if row["same_tokens"] else "other tokens"
-    console.print(
+    say(
         f"\n{row['tokens']} tokens, {row['tokens_per_step']:.2f} a step, {row['ratio_to_plain']:.2f} x plain decoding "
-        f"({same}) on this one prompt.",
-        highlight=False,
+        f"({same}) on this one prompt."
     )
 
 

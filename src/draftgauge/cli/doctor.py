@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import DoctorRequest
-from draftgauge.cli.console import IncompleteError, progress, say, warn
+from draftgauge.cli.console import IncompleteError, progress, say
 
 SHOWN = {"wrong": "WRONG", "suspect": "perhaps"}
 
@@ -14,7 +14,7 @@ def doctor(request: DoctorRequest) -> list[dict[str, Any]]:
     from draftgauge.api.doctor import doctor as run
 
     with progress() as advance:
-        rows = run(request, progress=advance, on_warning=warn)
+        rows = run(request, progress=advance)
     for row in rows:
         if row["status"] in SHOWN:
             say(f"{SHOWN[row['status']]}  {row['check']}: {row['what']}")

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import FitRequest
-from draftgauge.cli.console import say, show_table, warn
+from draftgauge.cli.console import say, show_table
 from draftgauge.core.prompts import TRAIN
 
 COLUMNS = {
@@ -23,7 +23,7 @@ OVER_ONE_SOURCE = {"best_rival": "best simple rule, tuned", "gain_over_rival": "
 def fit(request: FitRequest) -> list[dict[str, Any]]:
     from draftgauge.api.fit import fit as run
 
-    rows = run(request, on_warning=warn)
+    rows = run(request)
     compared = any(row.get("best_rival") is not None for row in rows)
     if any("prompts" in row for row in rows):
         columns = COLUMNS | (OVER_ONE_SOURCE if compared else {})
@@ -40,7 +40,7 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         following = f"Next: draftgauge {judge} {quote(str(request.folder))}{priced} --policy {quote(str(request.out))}"
     else:
         following = (
-            "The run has too few test prompts to judge the policy on. Next: record others into another FOLDER, then "
+            "Too few test prompts are left to judge the policy on. Next: record others into another FOLDER, then "
             f"draftgauge {judge} FOLDER{priced} --policy {quote(str(request.out))}"
         )
     say(f"wrote {request.out}\n{following}")

@@ -55,7 +55,7 @@ def make_app() -> App:
         "Measure: draftgauge profile --target T --draft D --prompts prompts.jsonl --out runs/x": (
             ("profile", profile.profile, KEPT),
             ("rank", rank.rank, KEPT),
-            ("doctor", doctor.doctor, NOTHING),
+            ("doctor", doctor.doctor, ""),
             ("bench", bench.bench, NOTHING),
             ("bench-servers", bench.bench_servers, NOTHING),
         ),

@@ -35,7 +35,7 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
     from draftgauge.api.profile import profile as run
 
     with progress() as advance:
-        rows = run(request, progress=advance, on_warning=warn)
+        rows = run(request, progress=advance)
     if request.plan:
         show_table("What recording takes, at most", rows, PLAN_COLUMNS)
         return rows

@@ -31,7 +31,7 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
     from draftgauge.api.rank import rank as run
 
     with progress() as advance:
-        rows = run(request, progress=advance, on_warning=warn)
+        rows = run(request, progress=advance)
     if not any("rank" in row for row in rows):
         raise IncompleteError(rows)
     show_ranking(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import by_target, label, show_table, show_verdicts, source_columns, warn
+from draftgauge.cli.console import by_target, label, show_table, show_verdicts, source_columns
 from draftgauge.cli.rank import say_how_to_fit
 
 COLUMNS = {
@@ -32,7 +32,7 @@ BATCH_COLUMNS = {
 def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     from draftgauge.api.replay import replay as run
 
-    rows = run(request, on_warning=warn)
+    rows = run(request)
     if request.batches:
         from draftgauge.replaying.batch_rows import shown_rows
 

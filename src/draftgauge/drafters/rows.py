@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftgauge.core.errors import ModelError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.device import upload
@@ -101,24 +102,23 @@ class LanguageModelRows:
         context = self._readable(context)
         row = self._row_for(context)
         self._texts[row] = context
-        if 1 < len(context) <= self._rows.spec.context:
+        if self._reserve(row, len(context)):
             self._take_in(row, len(context) - 1)
         return row
 
     @torch.inference_mode()
     def propose(self, asked: Mapping[int, Asked]) -> dict[int, Draft]:
-        """The drafts of these rows, made together; empty for a text longer than the model's context."""
+        """The drafts of these rows, made together; empty for a text longer than the model's context or the memory."""
         drafts: dict[int, Draft] = {row: Draft([]) for row in asked}
         drafting: dict[int, _OpenDraft] = {}
         for row, each in asked.items():
             limit = min(each.limit, self._rows.spec.context - len(self._texts[row]) + 1)
-            if limit > 0:
+            if limit > 0 and self._reserve(row, len(self._texts[row]) + limit - 1):
                 drafting[row] = _OpenDraft(Asked(limit, each.keep_drafting, each.reads), [], [])
                 self._take_in(row, len(self._texts[row]) - TAKEN_IN_TOGETHER)
         going = sorted(drafting)
         feed = [self._texts[row][self._rows.length(row) :] for row in going]
         while going:
-            self._reserve(max(self._rows.length(row) + len(fed) for row, fed in zip(going, feed, strict=True)))
             counts = [len(fed) for fed in feed]
             flat = upload([token for fed in feed for token in fed], self._rows.spec.device)
             last = [end - 1 for end in accumulate(counts)]
@@ -131,12 +131,14 @@ class LanguageModelRows:
 
     def commit(self, row: int, accepted: int, tokens: list[int]) -> None:
         agreed = len(self._texts[row]) + accepted
-        if self._rows.length(row) > agreed:
+        if row < self._rows.rows and self._rows.length(row) > agreed:
             self._rows.truncate(row, agreed)
         self._texts[row] += self._readable(tokens)
 
     def close(self, row: int) -> None:
-        self._closed[row] = np.array(self._texts.pop(row)[: self._rows.length(row)], np.int64)
+        text = self._texts.pop(row)
+        if row < self._rows.rows:
+            self._closed[row] = np.array(text[: self._rows.length(row)], np.int64)
 
     def _readable(self, tokens: list[int]) -> list[int]:
         last = self._rows.spec.vocabulary - 1
@@ -159,18 +161,25 @@ class LanguageModelRows:
             del self._closed[oldest]
             self._rows.truncate(oldest, 0)
             return oldest
-        row = self._rows.rows
-        self._rows.reserve(2 * row, self._rows.capacity)
-        return row
+        return max(self._rows.rows - 1, *self._texts) + 1
 
-    def _reserve(self, length: int) -> None:
-        if length > self._rows.capacity:
-            self._rows.reserve(self._rows.rows, min(max(length, 2 * self._rows.capacity), self._rows.spec.context))
+    def _reserve(self, row: int, length: int) -> bool:
+        """Whether the cache holds a text of so many tokens in this row; it is made larger as far as memory reaches."""
+        rows, capacity, context = self._rows.rows, self._rows.capacity, self._rows.spec.context
+        if length > context:
+            return False
+        try:
+            if row >= rows:
+                self._rows.reserve(max(2 * rows, row + 1), capacity)
+            if length > capacity:
+                self._rows.reserve(self._rows.rows, min(max(length, 2 * capacity), context))
+        except (ModelError, torch.OutOfMemoryError):
+            return False
+        return True
 
     def _take_in(self, row: int, until: int) -> None:
         behind = self._texts[row][self._rows.length(row) : until]
         if behind:
-            self._reserve(self._rows.length(row) + len(behind))
             self._rows.append(row, behind)
 
     def _grow(self, growing: list[_OpenDraft], logits: Tensor) -> list[int]:

@@ -147,6 +147,12 @@ def drafter_kind(name: str) -> type[DraftSource]:
     return kinds[name]
 
 
+def drafts_alone(drafter: str | Path) -> bool:
+    """Whether it names a kind or is a source from which the kind is known; else it is a draft model."""
+    kinds, named = drafter_kinds(), SHORT_NAMES.get(str(drafter), drafter)
+    return str(named) in kinds or any(kind.recognises(named) for kind in kinds.values())
+
+
 def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
     """The name of the kind that is to draft, and the model or folder it takes.
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kinds
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind, drafts_alone
 from draftgauge.integrations.generate_arguments import GenerateArguments
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
@@ -48,12 +48,10 @@ class BoundPair:
             watched.append(self.drafts.model)  # the caller may train it
         else:
             options = LoadOptions(half_precision(self.target.spec.dtype), engine=engine)
-            kinds = drafter_kinds()
-            if str(drafter) in kinds or any(kind.recognises(drafter) for kind in kinds.values()):
+            name, source = LanguageModelSource.name, drafter
+            if drafts_alone(drafter):
                 name, source = choose_drafter(drafter, None)
-                kind = kinds[name]
-            else:
-                kind, source = LanguageModelSource, drafter
+            kind = drafter_kind(name)
             if tokenizer is not None:
                 kind.check(source, tokenizer, options)
             self.drafts = kind.load(source, self.target, options)

@@ -56,7 +56,7 @@ class Speculative:
     def __init__(
         self,
         drafter: Drafts,
-        policy: str | Policy = "stopping",
+        policy: str | Policy = "two-source",
         *,
         gamma_max: int | None = None,
         costs: CostCurve | str | Path | None = None,
@@ -68,7 +68,7 @@ class Speculative:
 
         Args:
             drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; an
-                EAGLE-3 or DFlash checkpoint; or "prompt_lookup".
+                EAGLE-3, DFlash or DSpark checkpoint; or "prompt_lookup".
             policy: how far to draft, as ``--policy`` takes it, or a policy of your own.
             gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
             costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded

@@ -38,9 +38,6 @@ class CostProbe(Proposer):
     def propose(self, sampled_token_ids: Sequence[Sequence[int]], *arguments: Any, **named: Any) -> list[list[int]]:
         started = time.perf_counter()
         batch, decoding = len(sampled_token_ids), all(len(tokens) > 0 for tokens in sampled_token_ids)
-        if self._returned is not None and decoding and self._returned[0] == batch:
-            _, length, returned = self._returned
-            self._verify.setdefault(batch, {}).setdefault(length, []).append(started - returned)
         self._length = self._calls * self._stride % (self.longest + 1)
         self._calls += 1
         before = {id(request) for request in self.requests}
@@ -48,6 +45,9 @@ class CostProbe(Proposer):
         all_running = all(id(request) in before for request in self.requests)  # no prompt was taken in
         alike = decoding and all(len(draft) == self._length for draft in proposals)
         ended = time.perf_counter()
+        if self._returned is not None and decoding and all_running and self._returned[0] == batch:
+            _, length, returned = self._returned
+            self._verify.setdefault(batch, {}).setdefault(length, []).append(started - returned)
         if alike and all_running:
             self._draft.setdefault(batch, {}).setdefault(self._length, []).append(ended - started)
         if self._calls % self.WRITE_EVERY == 0 and (costs := self.measured()) is not None:

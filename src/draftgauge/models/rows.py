@@ -125,7 +125,8 @@ class StaticRows:
 
     Logits are those of :class:`~draftgauge.models.lean.LeanModel` up to the rounding of differently ordered sums. On a
     GPU a pass whose shape comes again is captured as a CUDA graph; of ragged shapes, which are many and each keep
-    memory for their logits, the first :attr:`most_ragged_graphs` are, and the others are launched kernel by kernel.
+    memory for their logits, the first :attr:`most_ragged_graphs` are, of others four times as many, and what is left is
+    launched kernel by kernel.
     """
 
     most_ragged_graphs = 64
@@ -217,8 +218,8 @@ class StaticRows:
         if first or self._pool is None:
             return prepared.run()
         if shape not in self._graphs:
-            ragged = sum(not captured.full for captured in self._graphs)
-            if not shape.full and ragged >= self.most_ragged_graphs:
+            alike = sum(captured.full == shape.full for captured in self._graphs)
+            if alike >= self.most_ragged_graphs * (4 if shape.full else 1):
                 return prepared.run()
             self._graphs[shape] = self._pool.capture(prepared.run)
         return self._graphs[shape]()

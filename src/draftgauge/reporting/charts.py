@@ -22,6 +22,7 @@ LEGEND_ROW = 0.2
 RC: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be selected, searched and read aloud, and takes the page's font
     "svg.hashsalt": "draftgauge",
+    "text.parse_math": False,  # tasks and files are named as they are
     "font.size": 10,
     "text.color": LIGHT["muted"],
     "axes.labelcolor": LIGHT["muted"],

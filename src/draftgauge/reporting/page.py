@@ -64,7 +64,7 @@ POLICY_COLUMNS: Columns = {
 }
 
 
-def render(runs: Sequence[Run], title: str = TITLE, ranked: Sequence[Mapping[str, Any]] = ()) -> str:
+def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page of runs of different compressions, in the order to show; ``ranked`` are rows of ``draftgauge rank``."""
     if len({run.name for run in runs}) < len(runs):
         each = ", ".join(shlex.join(["draftgauge", "report", str(run.folder)]) for run in runs)
@@ -103,7 +103,7 @@ def render(runs: Sequence[Run], title: str = TITLE, ranked: Sequence[Mapping[str
             if (own := tuple(fact for fact in all_facts if fact not in shared))
         ],
     }
-    return render_page("report.html.j2", title, values)
+    return render_page("report.html.j2", TITLE, values)
 
 
 def advise(run: Run) -> dict[str, Any]:

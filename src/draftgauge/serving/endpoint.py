@@ -101,8 +101,7 @@ def _address(url: str, path: str) -> str:
         return str(base.copy_with(path=base.path.rstrip("/") + path))
     except (httpx2.InvalidURL, ValueError) as error:
         raise DraftgaugeError(
-            f"--url is the address of a server, as http://127.0.0.1:8000, or a file of what it said, and {url!r} is "
-            "neither"
+            f"{url!r} is no address of a server, as http://127.0.0.1:8000, and no file of what one said"
         ) from error
 
 

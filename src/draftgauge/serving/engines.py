@@ -120,9 +120,7 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], dep
     if engine.name == "sglang":
         steps = sorted({value for value in lengths.values() if value} | ({length} if length else set()))
         return {"candidate_steps": steps} if steps else {}
-    if engine.name == "llama-server":
-        return _llama_settings(setting, deployment)
-    raise DraftgaugeError(f"{engine.name} takes its setting as an argument, not from a file: leave out --settings")
+    return _llama_settings(setting, deployment)
 
 
 def _draftgauge(setting: str, deployment: Deployment) -> str:

@@ -79,7 +79,7 @@ class RankRequest:
 
     drafters: tuple[str, ...] = option(
         positional=True,
-        help="what may draft: draft models, EAGLE-3 or DFlash checkpoints, folders of trained drafters, or 'lookup'.",
+        help="draft models, EAGLE-3, DFlash or DSpark checkpoints, folders of trained drafters, or 'lookup'.",
     )
     target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
@@ -254,7 +254,7 @@ class ReportRequest:
     bench: tuple[Path, ...] = option((), repeated=True, help="JSON of 'draftgauge bench', to show live figures.")
     ranked: Path | None = option(None, name="--rank", help="JSON of 'draftgauge rank', to show drafters side by side.")
     policies: tuple[str, ...] = policies_option("a policy to judge beside the usual ones; may be repeated.")
-    title: str = option("How far to draft", help="heading of the report.")
+    split: str | None = option(None, help="judge on train, validation, test or all; on test if there are enough.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,8 @@ class PairSpec:
     )
     drafter: str | None = option(
         None,
-        help="'language_model' (if left out), 'prompt_lookup', a trained drafter's folder, or an EAGLE-3 or DFlash "
-        "checkpoint.",
+        help="'language_model' (if left out), 'prompt_lookup', a trained drafter's folder, or an EAGLE-3, DFlash or "
+        "DSpark checkpoint.",
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()

@@ -62,7 +62,7 @@ def weight_files(source: str | Path, allow_pickle: bool = False) -> list[Path]:
     if not allow_pickle:
         raise ModelError(
             f"{source} holds pickled weights ({PICKLED}), which can run code when they are read: convert them to "
-            "safetensors, or pass --allow-pickle if you trust where they come from"
+            "safetensors, or, where a command reads them, pass --allow-pickle if you trust where they come from"
         )
     return [pickled]
 
