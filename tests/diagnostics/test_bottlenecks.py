@@ -13,9 +13,8 @@ from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.limits import effective_rank, gate_openness, measure_bottlenecks
 from draftgauge.drafters.reuse.blockwise import block_states
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import batch_features
-from reuse_nets import net_for, target, texts
+from reuse_nets import net_for, target, texts, unroll
 
 DEPTHS = 3
 DEAD = ("blocks.0.chain_attention.queries", "blocks.0.chain_attention.keys", "blocks.0.chain_attention.values")

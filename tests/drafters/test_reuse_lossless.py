@@ -20,7 +20,6 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -30,6 +29,7 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, assert_same_law, law_of_module
+from reuse_nets import unroll
 from tiny import tiny_model, tokens
 
 SMALL_VOCABULARY = 8  # so small that drafts of a random network are accepted in part

@@ -9,10 +9,9 @@ import torch
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.persistence import DRAFTER, is_drafter, load_drafter, read_description
-from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import batch_features
-from reuse_nets import saved_drafter
+from reuse_nets import saved_drafter, unroll
 from tiny import save_tiny, tiny_model, tokens
 
 KEPT = torch.tensor([1, 4, 7, 30])

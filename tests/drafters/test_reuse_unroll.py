@@ -15,8 +15,8 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, NORMS, reuse_config
 from draftgauge.drafters.reuse.drafting import ChainState
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.unroll import unroll
 from draftgauge.models.taps import Features, batch_features
+from reuse_nets import unroll
 from tiny import tiny_model, tokens
 
 LENGTH, DEPTHS = 18, 4

@@ -99,9 +99,8 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         "training_positions": sum(trace.positions for trace in train),
     }
     fitted = replace(fitted, provenance=dict(fitted.provenance) | provenance)
-    rows = [_validation_row(fitted, trace, costs, request.split) for trace, costs in read]
     save_fitted(fitted, out)
-    return rows
+    return [_validation_row(fitted, trace, costs, request.split) for trace, costs in read]
 
 
 def _validation_row(fitted: FittedPolicy, trace: Trace, costs: CostCurve, learnt: str) -> dict[str, Any]:

@@ -177,9 +177,9 @@ def measure_pair(
     curve = measured(pair, plan, request.randomness.seed, progress)
     experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
     curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine, experts=experts)
-    with suppress(TraceError):  # what batches cost is kept unless it is measured again
+    with suppress(TraceError):  # what batches cost is kept until it is measured again
         before = run_costs(run)
-        curve = replace(curve, batched=None if request.batches or before.device != curve.device else before.batched)
+        curve = replace(curve, batched=None if before.device != curve.device else before.batched)
     curve.save(run / COSTS_NAME)
     if not request.batches:
         return

@@ -79,7 +79,7 @@ def measure_latency(
         rows.append(
             (
                 1e3 * timer.seconds / drafted,
-                1e3 * (timed.decode_seconds - timer.seconds) / sum(step.drafted > 0 for step in timed.steps),
+                1e3 * (timed.decode_seconds - timer.seconds) / len(timed.steps),
                 run.tokens_per_second,
                 plain.tokens_per_second,
                 run.tokens_per_second / plain.tokens_per_second,

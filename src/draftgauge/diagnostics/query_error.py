@@ -121,7 +121,7 @@ class _Comparison:
         with ExitStack() as stack:
             for layer, (part, _) in enumerate(self.parts):
                 stack.enter_context(part.register_forward_pre_hook(catch(layer)))
-            unroll_states(self.net, seen.batch.tokens, seen.features, self.depths)
+            unroll_states(self.net, seen.batch.tokens, seen.features, self.depths, seen.batch.begin)
         for layer, by_depth in calls:
             for depth in range(self.depths):
                 if depth in by_depth:
@@ -181,18 +181,14 @@ class _Comparison:
     def agreement(self, seen: _Seen, plugged: bool) -> Floats:
         """``[B, K]`` anchors of each text where the drafted token is the text's; ``plugged``: with the target's
         attention over the prefix in place of the drafter's."""
-        batch = seen.batch
+        batch, begin = seen.batch, seen.batch.begin
         with ExitStack() as stack:
             for layer in range(len(self.parts) if plugged else 0):
                 self.plug(seen, layer, stack)
-            states = unroll_states(self.net, batch.tokens, seen.features, self.depths)
-        return np.stack(
-            [
-                by_text(batch, batch.counted(depth, state.shape[1]), batch.right(self.net, state, depth).float())
-                for depth, state in enumerate(states)
-            ],
-            1,
-        )
+            states = unroll_states(self.net, batch.tokens, seen.features, self.depths, begin)
+        rights = [batch.right(self.net, state, depth, begin).float() for depth, state in enumerate(states)]
+        counted = [batch.counted(depth, begin + right.shape[1])[:, begin:] for depth, right in enumerate(rights)]
+        return np.stack([by_text(batch, *pair) for pair in zip(counted, rights, strict=True)], 1)
 
     def plug(self, seen: _Seen, layer: int, stack: ExitStack) -> None:
         """Give each head of a drafter layer its nearest counterpart's attention over the prefix."""

@@ -46,12 +46,13 @@ def judged_tokens(trace: Trace) -> NDArray[np.bool_]:
 
 def accepted_by_depth(traces: Sequence[Trace]) -> tuple[float, ...]:
     """``[gamma_max]`` how often the token at each depth was accepted where those before it were, smoothed by one of
-    each outcome.
+    each outcome; next to never at depths that no draft reached, as past the end of a block.
     """
     judged = sum(judged_tokens(trace).sum(axis=0) for trace in traces)
     depth = np.arange(1, traces[0].gamma_max + 1)
     accepted = sum((judged_tokens(trace) & (depth <= trace.accepted[:, None])).sum(axis=0) for trace in traces)
-    return tuple(np.round((accepted + 1) / (judged + 2), DIGITS).tolist())
+    rates = np.where(judged > 0, (accepted + 1) / (judged + 2), 0)
+    return tuple(np.round(rates, DIGITS).clip(10.0**-DIGITS).tolist())
 
 
 def common_gamma_max(traces: Sequence[Trace]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -100,7 +101,7 @@ def _examples(trace: Trace) -> tuple[Floats, Floats]:
     agrees and disagrees, whether it was accepted; and after each accepted draft the looked-up ones up to the first that
     is wrong ``[m, 4]``: :func:`~draftgauge.policies.two_source.lookup_terms`, whether they were the output's."""
     check_prompt_tokens(trace)
-    drafted, looked_up = [], []
+    drafted, looked_up = array("d"), array("d")  # rows of four, one after the other
     caps, index = draft_caps(trace).tolist(), NgramIndex()
     for number, prompt in enumerate(trace.prompts):
         first, end = trace.offsets[number : number + 2].tolist()
@@ -117,7 +118,7 @@ def _examples(trace: Trace) -> tuple[Floats, Floats]:
                 tail, at = list(context), position + depth
                 looked = match
                 while looked is not None and at < len(output) and at - position < trace.gamma_max:
-                    looked_up.append((*lookup_terms(looked), output[at] == looked.token))
+                    looked_up.extend((*lookup_terms(looked), output[at] == looked.token))
                     if output[at] != looked.token:
                         break
                     tail.append(looked.token)
@@ -125,7 +126,7 @@ def _examples(trace: Trace) -> tuple[Floats, Floats]:
                     looked = index.match(tail[-MOST_MATCHED:])
                 if depth < min(accepted + 1, caps[row]):
                     agrees = match is not None and match.token == tokens[depth]
-                    drafted.append((logits[depth], agrees, match is not None and not agrees, depth < accepted))
+                    drafted.extend((logits[depth], agrees, match is not None and not agrees, depth < accepted))
                 if depth < accepted:
                     context.append(tokens[depth])
             index.extend([output[position]])

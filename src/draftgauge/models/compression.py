@@ -87,7 +87,7 @@ def cpu_has_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 in hardware; elsewhere float32 is faster."""
     if platform.machine() in ("x86_64", "AMD64"):
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def draft_compression(compression: str) -> str:

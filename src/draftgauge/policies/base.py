@@ -94,10 +94,16 @@ class Policy(Protocol):
 
 
 class PolicyBase:
-    """What most policies have in common: nothing to reset between prompts, one length a step, nothing to learn."""
+    """What most policies have in common: nothing to reset between prompts, drafts of up to ``gamma`` tokens, nothing to
+    learn."""
+
+    gamma: int
 
     def reset(self) -> None:
         pass
+
+    def limit(self) -> int:
+        return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
         return True

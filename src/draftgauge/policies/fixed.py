@@ -21,9 +21,6 @@ class FixedLength(PolicyBase):
     gamma: int
     reads: ClassVar[Reads] = NO_SIGNALS
 
-    def limit(self) -> int:
-        return self.gamma
-
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         return np.full(signals.positions, self.gamma, np.int64)
 

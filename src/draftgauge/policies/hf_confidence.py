@@ -30,9 +30,6 @@ class ConfidenceThreshold(PolicyBase):
     gamma: int
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})
 
-    def limit(self) -> int:
-        return self.gamma
-
     def keep_drafting(self, signal: Signal) -> bool:
         return signal.confidence >= self.threshold
 
@@ -41,7 +38,7 @@ class ConfidenceThreshold(PolicyBase):
         return first_stop(signals.confidence.astype(np.float64) < self.threshold, self.gamma)
 
 
-class AdaptiveConfidenceThreshold:
+class AdaptiveConfidenceThreshold(PolicyBase):
     """The confidence threshold of transformers, moved after every step to where it would have cost least on the prompt
     so far.
 
@@ -62,9 +59,6 @@ class AdaptiveConfidenceThreshold:
         self.threshold = self.initial_threshold
         self._confidences: list[float] = []
         self._matches: list[int] = []
-
-    def limit(self) -> int:
-        return self.gamma
 
     def keep_drafting(self, signal: Signal) -> bool:
         return signal.confidence >= self.threshold

@@ -36,9 +36,6 @@ class EntropyThreshold(PolicyBase):
     gamma: int
     reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY})
 
-    def limit(self) -> int:
-        return self.gamma
-
     def keep_drafting(self, signal: Signal) -> bool:
         return math.sqrt(self.scale * (NATS_PER_BIT * max(signal.entropy, 0.0))) <= self.threshold
 

@@ -13,14 +13,13 @@ from draftgauge.policies.base import (
     DropsLast,
     Extends,
     Policy,
-    ReadsText,
     Signal,
     Step,
     asks_after_each_token,
     begin,
     reads_of,
 )
-from draftgauge.replaying.rows import check_prompt_tokens, signal_arrays
+from draftgauge.replaying.rows import signal_arrays
 from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
@@ -41,15 +40,13 @@ def prompt_steps(
     reads = reads_of(policy)
     asks, reads_text = asks_after_each_token(reads), SignalName.TEXT in reads
     arrays = signal_arrays(trace, reads)
-    token = trace.draft_token if reads_text else np.full_like(trace.draft_token, -1)
+    token = trace.draft_token if reads_text else np.broadcast_to(np.int32(-1), trace.draft_token.shape)
     shown = (arrays.confidence, arrays.entropy, arrays.margin, token)  # the fields of a signal after its depth
     columns = [values[first:end].tolist() for values in shown] if asks else []
     target_entropy = trace.target_entropy[first:end].tolist()
     tokens = trace.token[first:end].tolist()
     extends = policy if isinstance(policy, Extends) else None
     drops = policy if greedy and isinstance(policy, DropsLast) else None
-    if isinstance(policy, ReadsText):
-        check_prompt_tokens(trace)
     begin(policy, trace.prompts[prompt].prompt_token)
     position, length = 0, end - first
     while position < length:

@@ -82,10 +82,8 @@ class _Batch:
         if self.reads_text:
             check_prompt_tokens(trace)
         self.gamma_max = min(trace.gamma_max, costs.gamma_max)
-        self.accepts, self.drafted, self.tokens = trace.accepted.tolist(), trace.drafted.tolist(), trace.token.tolist()
         arrays = signal_arrays(trace, policy.reads)
-        columns = (arrays.confidence, arrays.entropy, arrays.margin, trace.draft_token)
-        self.columns = [values.tolist() for values in columns] if self.asks else []
+        self.columns = (arrays.confidence, arrays.entropy, arrays.margin)
         self.slots: dict[int, _Cursor] = {}
         # Of every pass: requests, tokens, context.
         self.drafts: list[tuple[int, int, int]] = []
@@ -137,10 +135,11 @@ class _Batch:
     def commit(self, slot: int, cursor: _Cursor, shown: list[Signal], verified: int) -> bool:
         """Commit what is accepted; whether the prompt's output has ended."""
         drafted = len(shown)
-        accepted = min(verified, self.accepts[cursor.row])
+        accepted = min(verified, int(self.trace.accepted[cursor.row]))
         committed = min(accepted + 1, cursor.end - cursor.row)
-        text = self.tokens[cursor.row : cursor.row + committed] if self.reads_text else ()
-        proposed = min(verified, self.drafted[cursor.row])  # what follows an end token was drafted and is no proposal
+        text = self.trace.token[cursor.row : cursor.row + committed].tolist() if self.reads_text else ()
+        # What follows an end token was drafted and is no proposal.
+        proposed = min(verified, int(self.trace.drafted[cursor.row]))
         self.policy.observe(slot, Step(proposed, accepted, committed, shown[:proposed], NAN, text))
         self.counts["committed"] += committed
         self.counts["drafted"] += drafted
@@ -151,13 +150,13 @@ class _Batch:
 
     def cap(self, cursor: _Cursor) -> int:
         room = min(self.gamma_max, self.trace.max_new_tokens - 1 - (cursor.row - cursor.first))
-        return min(room, self.drafted[cursor.row]) if self.asks else room
+        return min(room, int(self.trace.drafted[cursor.row])) if self.asks else room
 
     def signal(self, row: int, depth: int) -> Signal:
         if not self.asks:
             return Signal(depth, NAN, NAN, NAN)
-        confidence, entropy, margin, token = (column[row][depth - 1] for column in self.columns)
-        return Signal(depth, confidence, entropy, margin, int(token))
+        shown = (float(column[row, depth - 1]) for column in self.columns)
+        return Signal(depth, *shown, int(self.trace.draft_token[row, depth - 1]))
 
     def seconds(self) -> float:
         drafts, verifications = (

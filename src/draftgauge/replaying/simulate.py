@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import DropsLast, Extends, Policy, StatelessPolicy, reads_of
+from draftgauge.policies.base import DropsLast, Extends, Policy, ReadsText, StatelessPolicy, reads_of
 from draftgauge.replaying.asking import prompt_steps
-from draftgauge.replaying.rows import context_lengths, draft_caps, signal_arrays, sum_by_prompt
+from draftgauge.replaying.rows import check_prompt_tokens, context_lengths, draft_caps, signal_arrays, sum_by_prompt
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
@@ -110,6 +110,8 @@ def _replay(trace: Trace, policy: Policy, costs: CostCurve | None, greedy: bool)
 
 def replay_each(trace: Trace, policies: Sequence[Policy], costs: CostCurve | None, greedy: bool = True) -> Replay:
     """Replay each prompt with a policy of its own, ``[prompts]``; all read the same signals."""
+    if isinstance(policies[0], ReadsText):
+        check_prompt_tokens(trace)
     caps = draft_caps(trace)
     steps = [step for n, policy in enumerate(policies) for step in prompt_steps(trace, n, caps, policy, greedy)]
     return walked(trace, Walk.of(steps), costs, reads_of(policies[0]))
@@ -117,6 +119,8 @@ def replay_each(trace: Trace, policies: Sequence[Policy], costs: CostCurve | Non
 
 def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Replay]:
     """Entry ``g`` is the replay of drafting ``g`` tokens, 0 to ``gamma_max``."""
+    if trace.sampled is not None:
+        return [mean_of(of_draws) for of_draws in zip(*(replay_fixed_all(w, costs) for w in draws(trace)), strict=True)]
     return [replay_lengths(trace, np.full(trace.positions, gamma), costs) for gamma in range(trace.gamma_max + 1)]
 
 

@@ -51,7 +51,7 @@ def all_signs(count: int) -> Floats:
     return signs
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def draw_counts(count: int, resamples: int) -> Floats:
     """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next call."""
     return drawn(np.random.default_rng(0), count, resamples)

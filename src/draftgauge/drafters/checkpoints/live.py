@@ -15,6 +15,7 @@ from draftgauge.drafters.checkpoints.decoder import Branches, DrafterNet
 from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
 from draftgauge.drafters.checkpoints.layouts import read_layout
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
+from draftgauge.drafters.reuse.drafting import Tapped
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
@@ -88,14 +89,9 @@ class CheckpointDrafter(ReuseDrafter):
 
         return now
 
-    def _take_in(self) -> None:
-        start, end = self._taken, len(self._text) - 1
-        if start >= end:
-            return
-        assert self.target.length >= end, "the target has not taken in the committed text"
-        following = upload(self._text[start + 1 :], self.target.spec.device)
-        self._begin = self.net.take_in(self._cache, following, self.taps.hidden(start, end))[-1:]
-        self._taken = end
+    def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
+        assert hidden is not None
+        self._begin = self.net.take_in(self._cache, tokens, hidden)[-1:]
 
 
 @register_drafter

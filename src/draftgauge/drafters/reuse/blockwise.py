@@ -226,7 +226,10 @@ def block_states(net: BlockNet, tokens: Tensor, features: Features, anchors: Ten
 
     No block sees past its anchor but itself. An anchor of -1 is padding: its block sees no context.
     """
-    seen = net.contexts(features.hidden, features.keys, features.values)
+    return _run_blocks(net, tokens, net.contexts(features.hidden, features.keys, features.values), anchors)
+
+
+def _run_blocks(net: BlockNet, tokens: Tensor, seen: Seen, anchors: Tensor) -> Tensor:
     places = anchors.to(tokens.device)
     return net.run(tokens.gather(1, (places + 1).clamp(max=tokens.shape[1] - 1)), anchors, seen, places + 1)
 
@@ -237,9 +240,7 @@ def unroll_blocks(net: BlockNet, tokens: Tensor, features: Features, depths: int
     """
     if depths > net.config.block:
         raise ModelError(f"a block of {net.config.block} tokens has no draft of {depths}: ask for fewer")
-    anchors = torch.arange(first, tokens.shape[1] - 1 - depths)
-    parts = [
-        block_states(net, tokens, features, part.expand(len(tokens), -1))[:, :, :depths]
-        for part in anchors.split(CHUNK_BLOCKS)
-    ]
+    anchors = torch.arange(first, tokens.shape[1] - 1 - depths).expand(len(tokens), -1).split(CHUNK_BLOCKS, 1)
+    seen = net.contexts(features.hidden, features.keys, features.values)
+    parts = [_run_blocks(net, tokens, seen, part)[:, :, :depths] for part in anchors]
     return list(torch.cat(parts, 1).unbind(2))

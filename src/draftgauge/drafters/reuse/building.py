@@ -98,7 +98,7 @@ def check_warm_start(config: ReuseConfig, hidden: ReuseConfig) -> None:
         )
     if config.target_fingerprint and config.target_fingerprint != hidden.target_fingerprint:
         raise ModelError("the hidden drafter was trained for another target: train one for this target first")
-    for name in ("intermediate_size", "hidden_layers", "draft_vocabulary", *NORMS):
+    for name in ("block", "intermediate_size", "hidden_layers", "draft_vocabulary", *NORMS):
         ours, theirs = getattr(config, name), getattr(hidden, name)
         if ours != theirs:
             raise ModelError(

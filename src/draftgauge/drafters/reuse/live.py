@@ -124,10 +124,10 @@ class ReuseDrafter:
         if start >= end:
             return
         assert self.target.length >= end, "the target has not processed the committed text"
-        config, taps = self.net.config, self.taps
+        taps = self.taps
         tokens = upload(self._text[start + 1 :], self.target.spec.device)
-        hidden = taps.hidden(start, end) if config.hidden_layers else None
-        slots = range(len(config.kv_layers))
+        hidden = taps.hidden(start, end) if taps.plan.hidden_layers else None
+        slots = range(len(taps.plan.kv_layers))
         keys = [taps.keys(slot, start, end) for slot in slots] or None
         values = [taps.values(slot, start, end) for slot in slots] or None
         self._absorb(tokens, hidden, keys, values)

@@ -16,20 +16,11 @@ from draftgauge.drafters.reuse.rotary import window
 from draftgauge.models.taps import Features
 
 
-def unroll(net: ReuseNet, tokens: Tensor, features: Features, depths: int) -> list[Tensor]:
-    """Logits of every depth from every anchor: ``K`` tensors ``[B, A, V]`` with ``A = T - 1 - K``.
-
-    Entry ``k`` predicts ``x[t + 2 + k]`` for the anchors ``t = 0..A-1`` of tokens ``[B, T]`` and their features.
-    """
-    anchors = tokens.shape[1] - 1 - depths
-    states = unroll_states(net, tokens, features, depths)
-    return [net.logits(state, tokens[:, depth + 1 : depth + 1 + anchors]) for depth, state in enumerate(states)]
-
-
 def unroll_states(net: ReuseNet, tokens: Tensor, features: Features, depths: int, first: int = 0) -> list[Tensor]:
-    """:func:`unroll` without the head: ``K`` states ``[B, A - first, H]``, whose logits may be computed piece by piece.
+    """States ``[B, A - first, H]`` of all ``K`` depths from the anchors ``first..A-1``, with ``A = T - 1 - K``.
 
-    The anchors before ``first``, a prompt's for instance, are context only: nothing is drafted from them.
+    Entry ``k`` predicts ``x[t + 2 + k]`` for the anchor ``t`` of tokens ``[B, T]`` and their features. The anchors
+    before ``first``, a prompt's for instance, are context only: nothing is drafted from them.
     """
     anchors = tokens.shape[1] - 1 - depths
     if depths < 1 or anchors < 1:

@@ -27,6 +27,7 @@ from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.studies.kvshot.cells import KEPT, VALIDATION_NAME, Tuning, Variant, read_kept, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
+from draftgauge.training.reuse.prepare import target_config
 from draftgauge.training.reuse.request import TrainingSpec, default_rate
 from draftgauge.training.reuse.train import train_drafter
 
@@ -163,7 +164,6 @@ class TuneJob:
         if self.base.threads is not None:
             torch.set_num_threads(self.base.threads)
         path = tuning_path(self.study, self.variant)
-        target = load_target(self.base)
         texts = read_texts(self.study / VALIDATION_NAME)
 
         def measure(trial: Trial) -> float:
@@ -172,11 +172,12 @@ class TuneJob:
                 train_drafter(replace(self.request(), **asdict(trial)), run)
             except DivergenceError:
                 return math.inf
+            target = load_target(self.base)  # not before: training has one of its own
             loss = float(np.mean(held_out_kl(load_drafter(run, target), target.module, texts, self.base.depths)))
             progress(f"{self.name}: {trial.name}", 1, 1)
             return loss
 
-        rate = self.base.learning_rate or default_rate(target.module.config.get_text_config().hidden_size)
+        rate = self.base.learning_rate or default_rate(target_config(self.base).get_text_config().hidden_size)
         tuned = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure, self.tuning.trials)
         save_tuned(path, tuned, self.identity())
         shutil.rmtree(path.with_suffix(""))

@@ -238,6 +238,8 @@ def _memory(
     # Kept for the backward pass at every depth: inputs and outputs of norms (float32), of attention, and of the gated
     # MLP.
     kept = drafter.layers * (10 * 4 * width + number * (3 * heads + 6 * width + 4 * drafter.intermediate_size))
+    if request.block:  # a softmax over the whole text in float32, and its weights
+        kept += drafter.layers * drafter.chain_query_heads * sizes.longest_tokens / request.batch * (4 + number)
     logits = rows * drafter.vocabulary * number
     # Of the drafter's own logits only a chunk exists at a time.
     logits += CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"]) * FLOAT_BYTES * DRAFTER_LOGITS

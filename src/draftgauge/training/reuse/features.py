@@ -225,7 +225,7 @@ class CachedFeatures:
         self._open.move_to_end(start)
         file, offsets = self._open[start]
         begin, end = offsets[index - start : index - start + 2]
-        names: list[str] = file.keys()  # safe_open is no mapping
+        names = ["last", *["hidden"] * bool(self._hidden), *["keys", "values"] * bool(self._kv)]
         return {name: file.get_slice(name)[begin:end] for name in names}
 
 
@@ -254,8 +254,8 @@ def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Co
     offsets = [0]
     for conversation in conversations:
         offsets.append(offsets[-1] + len(conversation.tokens))
-    order = range(len(conversations))
-    tensors = {name: torch.cat([by_conversation[i][name] for i in order]) for name in by_conversation[0]}
+    order = range(len(conversations))  # each tensor is dropped as soon as it is joined to the others
+    tensors = {name: torch.cat([by_conversation[i].pop(name) for i in order]) for name in list(by_conversation[0])}
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"offsets": json.dumps(offsets)})
 

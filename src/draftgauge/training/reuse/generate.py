@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from draftgauge.models.device import free_bytes
 from draftgauge.models.spec import cached_numbers
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
+from draftgauge.verification import best_tokens, check_finite
 
 GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache; on a GPU more, as far as memory goes
 CACHE_SHARE = 8  # of a GPU's free memory, the part that is one group's cache: leaving and growing copy it
@@ -58,8 +59,9 @@ def greedy_answers(
                 logits_to_keep=1,
                 **cache_argument(module, cache),
             )
-        chosen = output.logits[:, -1].argmax(-1)
-        for row, token in zip(live, chosen.tolist(), strict=True):
+        chosen = best_tokens(output.logits[:, -1])
+        check_finite(read := chosen.tolist(), f"target ({module.dtype})")
+        for row, token in zip(live, read, strict=True):
             if not answers[row] or answers[row][-1] not in end_tokens:
                 answers[row].append(token)
         going = [n for n, row in enumerate(live) if answers[row][-1] not in end_tokens]

@@ -29,7 +29,7 @@ from draftgauge.models.hidden import Part, catching_heads
 from draftgauge.models.lean_families import FAMILIES
 from draftgauge.models.tap_plan import nearest_full
 from draftgauge.models.tap_rules import default_taps
-from draftgauge.models.taps import batch_features
+from draftgauge.models.taps import batch_features, nowhere
 from draftgauge.training.reuse.request import RANDOM, SELF
 
 PARTS: tuple[Part, ...] = ("queries", "keys", "values")
@@ -175,7 +175,7 @@ def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) ->
             )
         for text in long_enough[:BALANCED_TEXTS]:
             ids = text.to(net.embedding.device)[None]
-            unroll_states(net, ids, batch_features(module, ids, net.config.tap_plan), BALANCED_DEPTHS)
+            unroll_states(net, ids, batch_features(module, ids, net.config.tap_plan, nowhere(ids)), BALANCED_DEPTHS)
     for block in net.blocks:
         attended = block.join or block.self_attention or block.chain_attention
         assert attended is not None

@@ -204,8 +204,8 @@ class Training:
         counts = total.count.clamp(min=1)
         loss, agreed = (total.loss / counts).tolist(), (total.agreed / counts).tolist()
         mean = float(sum(weight * value for weight, value in zip(self.weights.tolist(), loss, strict=True)))
-        if not math.isfinite(mean):
-            raise DivergenceError(f"the loss is {mean} at step {step}: lower the learning rate")
+        if not math.isfinite(mean + norm):
+            raise DivergenceError(f"the loss is {mean} and its gradient {norm} at step {step}: lower the learning rate")
         seconds = time.monotonic() - interval.since
         state.tokens += interval.tokens
         state.seconds += seconds

@@ -49,10 +49,10 @@ class LogFile:
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._writer.add_text("request", json.dumps(settings, indent=1))
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
@@ -86,7 +86,7 @@ def open_trackers(name: str | None, folder: Path, settings: Mapping[str, Any], s
     """The run's own log, resumed after ``step``, and the tracker that is asked for."""
     trackers: list[Tracker] = [LogFile(folder / LOG_NAME, step)]
     if name == "tensorboard":
-        trackers.append(_TensorBoard(folder, settings))
+        trackers.append(_TensorBoard(folder, settings, step))
     elif name is not None:
         trackers.append(_Runs(name, folder, settings))
     return trackers
