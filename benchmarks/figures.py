@@ -378,7 +378,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real transformers": ("real-transformers-bf16.json", real_live_table),
     "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
     "real live int8": ("real-live-int8.json", partial(real_live_table, run="int8")),
-    "real live Q4_K_M": ("real-live-Q4_K_M-older.json", partial(real_live_table, run="Q4_K_M-older")),
+    "real live Q4_K_M": ("real-live-Q4_K_M.json", partial(real_live_table, run="Q4_K_M")),
     "real tasks": ("real-replayed.json", real_tasks_table),
     "depths": ("kvshot-full.json", depths_table),
     "predictions": ("kvshot-full.json", predictions_table),

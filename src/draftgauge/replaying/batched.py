@@ -155,8 +155,8 @@ class _Batch:
     def signal(self, row: int, depth: int) -> Signal:
         if not self.asks:
             return Signal(depth, NAN, NAN, NAN)
-        shown = (float(column[row, depth - 1]) for column in self.columns)
-        return Signal(depth, *shown, int(self.trace.draft_token[row, depth - 1]))
+        confidence, entropy, margin = (float(column[row, depth - 1]) for column in self.columns)
+        return Signal(depth, confidence, entropy, margin, int(self.trace.draft_token[row, depth - 1]))
 
     def seconds(self) -> float:
         drafts, verifications = (

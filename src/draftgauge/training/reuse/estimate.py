@@ -237,7 +237,7 @@ def _memory(
     taps = width * len(drafter.hidden_layers) + 2 * len(drafter.kv_layers) * drafter.kv_heads * drafter.head_dim
     # Kept for the backward pass at every depth: inputs and outputs of norms (float32), of attention, and of the gated
     # MLP.
-    kept = drafter.layers * (10 * 4 * width + number * (3 * heads + 6 * width + 4 * drafter.intermediate_size))
+    kept: float = drafter.layers * (10 * 4 * width + number * (3 * heads + 6 * width + 4 * drafter.intermediate_size))
     if request.block:  # a softmax over the whole text in float32, and its weights
         kept += drafter.layers * drafter.chain_query_heads * sizes.longest_tokens / request.batch * (4 + number)
     logits = rows * drafter.vocabulary * number
