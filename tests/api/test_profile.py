@@ -62,7 +62,9 @@ def test_a_run_holds_trace_costs_and_manifest(models: dict[str, Any], whole: Pat
 
 def test_a_run_finds_its_pair_and_prompts_again(whole: Path) -> None:
     manifest = Manifest.load(whole)
-    pair = load_pair_of(replace(manifest, target=replace(manifest.target, engine="modules")))
+    assert manifest.draft is not None
+    entries = {role: replace(getattr(manifest, role), engine="modules") for role in ("target", "draft")}
+    pair = load_pair_of(replace(manifest, **entries))
     assert pair.target.spec.engine == "modules"  # as it was recorded
     found = prompts_of(whole, manifest, pair.encoder)
     assert [len(tokens) for _, tokens in found] == [p.prompt_tokens for p in read_trace(whole).prompts]

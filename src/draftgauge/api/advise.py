@@ -293,7 +293,8 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     if not source.policies:
         p_min = engine.p_min and source.deployment.drafter is not None
         settings = [s for s in settings if setting_length(s) is not None or (p_min and s.startswith(P_MIN))]
-    left_out = [spec for spec in named if spec not in settings]
+    asked_for = [spec for spec in named if not spec.startswith(FIXED) or spec in request.policies]
+    left_out = [spec for spec in asked_for if spec not in settings]
     if request.policies and left_out:
         warn(f"{engine.name} does not run {', '.join(left_out)} with these costs: not tried (docs/serving.md)")
     if not request.policies:

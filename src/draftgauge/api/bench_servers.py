@@ -64,11 +64,12 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
     encoded = encode_prompts(encoder, chosen, path, limit, request.prompts)
     prompts = [BenchPrompt(tokens, prompt.task) for prompt, tokens in encoded]
     arms = [server_arm(name, engine, url, limit) for name, url in urls.items()]
-    _check_timed(engine, arms, prompts[0].tokens, request.costs_out is not None)
+    alone = None if draft is None else server_arm(DRAFT, engine, draft, limit)
+    asked = arms if alone is None else [*arms, alone]
+    _check_timed(engine, asked, prompts[0].tokens, request.costs_out is not None)
     rng = generator(request.randomness.seed, "bench", engine)
     prompts = bench_arms(arms, prompts, request.rounds, rng, partial(progress, f"bench {engine}"), request.seconds)
     if request.costs_out is not None:
-        alone = None if draft is None else server_arm(DRAFT, engine, draft, limit)
         if alone is not None:
             bench_arms([alone], prompts, request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
@@ -105,13 +106,13 @@ def _check_timed(engine: str, arms: Sequence[Arm], prompt: list[int], priced: bo
     where that is asked for, before they are benched.
     """
     metrics = "--enable-per-request-metrics"
+    fixed = [arm.name for arm in arms if priced and fixed_length(arm.name)]
+    if priced and not fixed:
+        raise DraftgaugeError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
     told = {arm.name: arm.decode(prompt) for arm in arms}
     whole = [name for name, run in told.items() if engine == "vllm" and not run.prefill_seconds]
     if 0 < len(whole) < len(told):
         raise DraftgaugeError(f"the server {whole[0]} does not say how long it decoded: start it with {metrics} too")
-    fixed = [name for name in told if priced and fixed_length(name)]
-    if priced and not fixed:
-        raise DraftgaugeError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
     if unsaid := [name for name in fixed if not told[name].steps]:
         how = f": start it with {metrics} and --per-request-spec-decode-metrics summary" if engine == "vllm" else ""
         raise DraftgaugeError(f"the server {unsaid[0]} does not say what it accepted{how}")

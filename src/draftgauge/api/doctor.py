@@ -12,7 +12,7 @@ from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
 from draftgauge.api.pair import drafter_of, load_pair_of, target_of
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, PairSpec, ProfileRequest
-from draftgauge.api.runs import only_run
+from draftgauge.api.runs import only_run, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, ModelError
@@ -92,10 +92,10 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
         try:
             for source in filter(None, (spec.target, spec.draft)):
                 files_of(source)  # nothing is fetched for a run whose models are not here
-        except DraftgaugeError:  # models that are no longer there
-            of_files = Evidence(manifest.target.source, manifest.drafter)
-        else:
             of_files = _of_files(spec, manifest.target.source, *drafter_of(spec))
+        except DraftgaugeError as error:  # models that are no longer there
+            warn(f"the files of the models are not looked at: {error}")
+            of_files = Evidence(manifest.target.source, manifest.drafter)
     costs = UNKNOWN
     if request.costs_file is not None:
         curves = read_costs(request.costs_file, request.server or "draftgauge")
@@ -105,7 +105,7 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
     held = UNKNOWN if of_files.compression is None else (manifest.target.compression, of_files.compression[1])
     evidence = replace(of_files, trace=trace, costs=costs, compression=held)
     if manifest.drafter == CHECKPOINT and trace.sampled is None and evidence.tokenizer is not None:
-        with suppress(DraftgaugeError):  # a target that does not fit here
+        with suppress(ModelError):  # a target that does not fit here
             evidence = replace(evidence, layer_rates=_layer_rates(manifest, request.pair, trace))
     return evidence
 

@@ -110,8 +110,9 @@ def load_pair(spec: PairSpec) -> Pair:
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
     """Load the models that a trace was recorded with, or its target with the drafter that ``spec`` names."""
     spec = spec or PairSpec()
-    recorded = manifest.target.engine if manifest.target.engine in ("gguf-fast", "modules") else "auto"
-    engine = recorded if spec.loading.engine == "auto" else spec.loading.engine
+    recorded = {entry.engine for entry in (manifest.target, manifest.draft) if entry is not None}
+    asked = recorded.pop() if recorded in ({"gguf-fast"}, {"modules"}) else "auto"  # else each model had its own
+    engine = asked if spec.loading.engine == "auto" else spec.loading.engine
     pair = load_pair(
         replace(
             spec,

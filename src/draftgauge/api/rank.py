@@ -122,15 +122,17 @@ def _live(
         rounds=1,
         randomness=request.randomness,
     )
+    rows = None
     try:
         if setting == FITTED:
             fitted[setting] = fitted_to(_not_decoded(trace, count), run_costs(Path(row["run"])))
         rows = bench(asked, objects=fitted, progress=told)
     except DraftgaugeError as error:
         warn(f"{row['drafter']} is not decoded live: {error}")
+    release_unused()
+    if rows is None:
         return {}
     (live,) = (each for each in rows if each["policy"] == setting and each["task"] == ALL_TASKS)
-    release_unused()
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)

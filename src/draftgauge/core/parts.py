@@ -1,4 +1,4 @@
-"""Parts of what verbs can be asked, where rooms below ``api`` take them too: each option is defined here once."""
+"""Parts of what verbs can be asked, where packages below ``api`` take them too: each option is defined here once."""
 
 from __future__ import annotations
 

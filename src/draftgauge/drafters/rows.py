@@ -5,6 +5,7 @@ Greedy drafts only. Each request gets the draft that a drafter of its own would 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -102,7 +103,7 @@ class LanguageModelRows:
         context = self._readable(context)
         row = self._row_for(context)
         self._texts[row] = context
-        if self._reserve(row, len(context)):
+        if len(context) <= self._rows.spec.context and self._room(row, len(context)) == len(context):
             self._take_in(row, len(context) - 1)
         return row
 
@@ -113,7 +114,10 @@ class LanguageModelRows:
         drafting: dict[int, _OpenDraft] = {}
         for row, each in asked.items():
             limit = min(each.limit, self._rows.spec.context - len(self._texts[row]) + 1)
-            if limit > 0 and self._reserve(row, len(self._texts[row]) + limit - 1):
+            if limit > 0:
+                before = len(self._texts[row]) - 1
+                limit = self._room(row, before + limit) - before
+            if limit > 0:
                 drafting[row] = _OpenDraft(Asked(limit, each.keep_drafting, each.reads), [], [])
                 self._take_in(row, len(self._texts[row]) - TAKEN_IN_TOGETHER)
         going = sorted(drafting)
@@ -163,19 +167,20 @@ class LanguageModelRows:
             return oldest
         return max(self._rows.rows - 1, *self._texts) + 1
 
-    def _reserve(self, row: int, length: int) -> bool:
-        """Whether the cache holds a text of so many tokens in this row; it is made larger as far as memory reaches."""
-        rows, capacity, context = self._rows.rows, self._rows.capacity, self._rows.spec.context
-        if length > context:
-            return False
-        try:
-            if row >= rows:
-                self._rows.reserve(max(2 * rows, row + 1), capacity)
-            if length > capacity:
-                self._rows.reserve(self._rows.rows, min(max(length, 2 * capacity), context))
-        except (ModelError, torch.OutOfMemoryError):
-            return False
-        return True
+    def _room(self, row: int, length: int) -> int:
+        """How many of so many tokens the cache holds in this row; it is made larger as far as memory reaches."""
+        held, capacity, context = self._rows.rows, self._rows.capacity, self._rows.spec.context
+        for rows, size in ((2 * held, 2 * capacity), (0, 0)):  # twice as much, else what is needed
+            if row < self._rows.rows and length <= self._rows.capacity:
+                break
+            more = held if row < held else max(rows, row + 1)
+            try:
+                self._rows.reserve(more, capacity if length <= capacity else min(max(size, length), context))
+            except (ModelError, torch.OutOfMemoryError):
+                warnings.warn(
+                    "the draft model's cache outgrows the memory: some texts are not drafted for", stacklevel=2
+                )
+        return min(length, self._rows.capacity) if row < self._rows.rows else 0
 
     def _take_in(self, row: int, until: int) -> None:
         behind = self._texts[row][self._rows.length(row) : until]
