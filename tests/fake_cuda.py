@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
 
 ATEN = torch.ops.aten
 # Operators that launch nothing: they make views, or memory.
@@ -218,6 +217,9 @@ def _narrowed(x: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None]]:
     return x, indices
 
 
+Module = TypeVar("Module", bound=nn.Module)
+
+
 class _Graph:
     """A graph whose replay is one launch."""
 
@@ -240,7 +242,7 @@ def _real_bias(new: int, length: int) -> CausalBias:
         return causal_lower_right(new, length)
 
 
-def on_gpu(model: PreTrainedModel, device: str, dtype: torch.dtype) -> PreTrainedModel:
+def on_gpu(model: Module, device: str, dtype: torch.dtype) -> Module:
     """A model whose weights are fake ones on a device."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

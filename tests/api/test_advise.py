@@ -76,13 +76,6 @@ def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None
         assert best["verdict"] in shown
 
 
-def test_few_prompts_settle_nothing(tmp_path: Path) -> None:
-    few = write_run(tmp_path / "few", 3)
-    _, best, shown = advised([str(few)], tmp_path / "rows.json")
-    assert not best["known"]
-    assert "Not known yet: 3 of at least 8 prompts are recorded" in shown
-
-
 def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Path) -> None:
     trace, costs = read_run(run)
     save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), tmp_path / "rule.json")
@@ -95,9 +88,10 @@ def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Pa
         write_report(run, tmp_path / "report.html", policies=[str(tmp_path / "rule.json")])
 
 
-def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
+def test_one_prompt_settles_nothing_and_has_no_interval(tmp_path: Path) -> None:
     _, best, shown = advised([str(write_run(tmp_path / "one", 1))], tmp_path / "rows.json")
-    assert (best["low"], best["high"]) == (None, None)
+    assert (best["low"], best["high"], best["known"]) == (None, None, False)
+    assert "Not known yet: 1 of at least 8 prompts" in shown
     assert "plain decoding, " in shown
 
 
@@ -232,10 +226,8 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
 
 def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.load(run)
-    assert [recorded_with(replace(manifest, rendering=Rendering(chat=chat))) for chat in (None, False)] == [
-        (),
-        ("--raw",),
-    ]
+    for chat, options in ((None, ()), (False, ("--raw",))):
+        assert recorded_with(replace(manifest, rendering=Rendering(chat=chat))) == options
     rendering = Rendering({"enable_thinking": False}, "Be brief.", chat=True)
     target = replace(manifest.target, compression="nf4")
     sampled = replace(manifest, target=target, rendering=rendering, temperature=0.7, top_k=5, top_p=0.9)

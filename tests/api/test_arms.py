@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from draftgauge.api.baselines import transformers_arms
 from draftgauge.api.bench import DEFAULTS, _compared, bench
 from draftgauge.api.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
 from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import PLAIN, BenchRequest, DeviceSpec, PairSpec
+from draftgauge.api.requests import PLAIN, BenchRequest
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.decoding import DecodingSettings
 from draftgauge.policies.registry import complexity_of
 from tiny import save_tiny
@@ -152,7 +154,7 @@ def test_an_output_that_is_over_with_its_first_pass_has_no_speed() -> None:
 def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(tmp_path: Path) -> None:
     """Nor a loss of 100%: transformers' seconds behind its only token are not the time of a token."""
     folder = save_tiny(tmp_path)
-    pair = load_pair(PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu")))
+    pair = load_pair(folder, folder, device="cpu")
     arms = [own_arm(pair, DecodingSettings(1)), *transformers_arms(pair, 1)]
     prompts = [BenchPrompt([5, 6, 7], "a")]
     bench_arms(arms, prompts, 1, np.random.default_rng(0), lambda done, total: None)
@@ -191,6 +193,16 @@ def test_runs_of_a_folder_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr("draftgauge.api.bench.select_runs", lambda _: [(tmp_path / name, None) for name in "ab"])
     monkeypatch.setattr("draftgauge.api.bench._bench_run", lambda *_: [{"policy": "plain"}])
     assert bench(tmp_path) == [{"policy": "plain", "run": name} for name in "ab"]
+    refused = [TraceError("its models are gone"), [{"policy": "plain"}]]
+    monkeypatch.setattr("draftgauge.api.bench._bench_run", Mock(side_effect=refused))
+    with pytest.warns(UserWarning, match="a is left out: its models are gone$"):
+        assert bench(tmp_path) == [{"policy": "plain", "run": "b"}]
+    monkeypatch.setattr("draftgauge.api.bench._bench_run", Mock(side_effect=TraceError("its models are gone")))
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(DraftgaugeError, match=r"could be benched; the last, .*are gone$"),
+    ):
+        bench(tmp_path)
 
 
 def test_a_server_may_be_named_by_a_file_that_is_not_here() -> None:

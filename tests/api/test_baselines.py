@@ -10,7 +10,7 @@ import pytest
 from draftgauge.api import verb as verbs
 from draftgauge.api.baselines import transformers_arms
 from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import DeviceSpec, PairSpec
+from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings, plain_decode
 from tiny import save_tiny, tokens
@@ -19,7 +19,7 @@ from tiny import save_tiny, tokens
 @pytest.mark.parametrize("number", range(6))
 def test_a_checkpoints_own_penalty_does_not_distort_the_baseline(tmp_path: Path, number: int) -> None:
     folder = save_tiny(tmp_path)
-    pair = load_pair(PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu")))
+    pair = load_pair(folder, folder, device="cpu")
     prompt = tokens(10).tolist() * 2
     plain = plain_decode(pair.target, prompt, DecodingSettings(24, end_tokens=pair.end_tokens)).tokens
     for model in (pair.target.module, pair.draft.module):
@@ -41,7 +41,7 @@ def test_a_checkpoints_own_penalty_does_not_distort_the_baseline(tmp_path: Path,
 
 def test_a_rule_of_transformers_is_also_decoded_by_transformers_with_its_values(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path)
-    pair = load_pair(PairSpec(target=str(folder), draft=str(folder), machine=DeviceSpec(device="cpu")))
+    pair = load_pair(folder, folder, device="cpu")
     specs = ("hf-confidence", "hf-confidence:threshold=0.3,tokens=7", "hf-prompt-lookup:ngram=3,gamma_max=5", "fixed:2")
     generate, asked = pair.target.module.generate, []
 

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -213,12 +214,9 @@ def test_costs_between_what_was_measured() -> None:
 def test_single_costs_are_kept_where_batches_fail(
     models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
-        raise ModelError("memory ran out")
-
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(recording, "measure_batches", fails)
+        patch.setattr(recording, "measure_batches", Mock(side_effect=ModelError("memory ran out")))
         with pytest.raises(ModelError, match="memory ran out"):
             profile(**(models | SMALL), out=out, batches=(2,))
     before = (out / COSTS_NAME).read_bytes()

@@ -14,7 +14,7 @@ from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, llama_answer, models_page, serving, vllm_answer
 from tiny import save_tiny
 
-LLAMA = {"/v1/models": (200, models_page("m"))}
+MODELS = {"/v1/models": (200, models_page("m"))}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def benched(arguments: list[str], out: Path) -> dict[str, dict[str, Any]]:
 def llama_servers() -> Iterator[list[str]]:
     """One without speculation and one at a fixed length, as arguments."""
     with (
-        serving(LLAMA | {"/completion": (200, json.dumps(llama_answer(80.0)))}) as plain,
-        serving(LLAMA | {"/completion": (200, json.dumps(llama_answer(40.0, drafted=12, accepted=5)))}) as fixed,
+        serving(MODELS | {"/completion": (200, json.dumps(llama_answer(80.0)))}) as plain,
+        serving(MODELS | {"/completion": (200, json.dumps(llama_answer(40.0, drafted=12, accepted=5)))}) as fixed,
     ):
         yield [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
 
@@ -51,7 +51,7 @@ def test_llama_servers(inputs: list[str], llama_servers: list[str], tmp_path: Pa
 
 def test_costs_of_servers_are_written(inputs: list[str], llama_servers: list[str], tmp_path: Path) -> None:
     servers, plain = llama_servers, llama_servers[0]
-    with serving(LLAMA | {"/completion": (200, json.dumps(llama_answer(14.0)))}) as draft:
+    with serving(MODELS | {"/completion": (200, json.dumps(llama_answer(14.0)))}) as draft:
         costs = ["--costs-out", str(tmp_path / "costs.json")]
         found = benched([*inputs, *servers, f"draft={draft}", *costs], tmp_path / "rows.json")
         assert set(found) == {"plain", "fixed:4"}
@@ -84,15 +84,14 @@ def test_what_is_asked_of_a_bench_is_asked_of_servers_too(
 
 
 def test_vllm_servers(inputs: list[str], tmp_path: Path) -> None:
-    models = {"/v1/models": (200, models_page("m"))}
     slower = vllm_answer(100.0, num_accepted_draft_tokens=4, num_draft_tokens=9)
     with (
-        serving(models | {"/v1/completions": (200, json.dumps(vllm_answer()))}) as plain,
-        serving(models | {"/v1/completions": (200, json.dumps(slower))}) as fixed,
+        serving(MODELS | {"/v1/completions": (200, json.dumps(vllm_answer()))}) as plain,
+        serving(MODELS | {"/v1/completions": (200, json.dumps(slower))}) as fixed,
     ):
         servers = [f"plain={plain}", f"fixed:4={fixed}"]
         found = benched([*inputs, *servers], tmp_path / "rows.json")
-        with serving(models | {"/v1/completions": (200, json.dumps(vllm_answer() | {"metrics": None}))}) as untimed:
+        with serving(MODELS | {"/v1/completions": (200, json.dumps(vllm_answer() | {"metrics": None}))}) as untimed:
             said = refusal("bench-servers", *inputs, f"plain={untimed}", servers[1])
     assert "the server plain does not say how long it decoded: start it with --enable-per-request-metrics" in said
     assert found["fixed:4"]["ratio_to_plain"] == pytest.approx(0.8)
@@ -112,8 +111,7 @@ def test_prompts_longer_than_a_server_takes(inputs: list[str], tmp_path: Path) -
 
 
 def test_servers_that_cannot_be_compared(inputs: list[str]) -> None:
-    models = {"/v1/models": (200, models_page("m"))}
-    with serving(models | {"/v1/completions": (500, error_page("out of memory", 500))}) as url:
+    with serving(MODELS | {"/v1/completions": (500, error_page("out of memory", 500))}) as url:
         for arguments, message in (
             ([url], "SETTING=URL"),
             ([f"fixed:2={url}"], "plain=URL"),

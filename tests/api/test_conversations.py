@@ -100,9 +100,8 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
     expected = []
     for said in ("second", "third", None):
         expected.append(encode_prompt(loaded.tokenizer, conversation, manifest.rendering))
-        answer = loaded.tokenizer.decode(
-            plain_decode(loaded.target, expected[-1], settings).tokens, skip_special_tokens=True
-        )
+        output = plain_decode(loaded.target, expected[-1], settings).tokens
+        answer = loaded.tokenizer.decode(output, skip_special_tokens=True)
         conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": said or ""}]
     encoded = prompts_of(run, manifest, loaded.encoder)
     assert [tokens for _, tokens in encoded[:3]] == expected

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers import tokenization_utils_base
 
 from draftgauge.api.generate import generate, generation_row
 from draftgauge.api.pair import Pair
-from draftgauge.api.requests import GenerateRequest, PairSpec
+from draftgauge.api.requests import GenerateRequest
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
@@ -113,14 +114,10 @@ def test_plain_decoding_beside_a_drafter_decodes_with_the_target_that_it_was_tra
 ) -> None:
     folder = tmp_path / "drafter"
     saved_drafter(folder, tiny_model(num_hidden_layers=4))
-    loaded: list[PairSpec] = []
-
-    def noted(spec: PairSpec) -> Pair:
-        loaded.append(spec)
-        raise ModelError("enough")
-
-    monkeypatch.setattr("draftgauge.api.generate.load_pair", noted)
+    load = Mock(side_effect=ModelError("enough"))
+    monkeypatch.setattr("draftgauge.api.generate.load_pair", load)
     monkeypatch.setattr("draftgauge.api.generate.target_of", lambda spec: f"target of {spec.drafter}")
     with pytest.raises(ModelError, match="enough"):
         generate("hello", "plain", drafter=str(folder))
-    assert [(spec.target, spec.drafter) for spec in loaded] == [(f"target of {folder}", "prompt_lookup")]
+    (spec,) = load.call_args.args
+    assert (spec.target, spec.drafter) == (f"target of {folder}", "prompt_lookup")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,10 +14,7 @@ from written_runs import write_run
 def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", denied)
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=PermissionError(13, "Permission denied")))
     said = refusal("replay", str(tmp_path / "none"), "--json", str(tmp_path / "new" / "rows.json"))
     assert "cannot write" in said
     assert "Permission denied" in said
@@ -44,9 +42,7 @@ def test_a_folder_that_is_no_model(name: str, hint: str, tmp_path: Path) -> None
 def test_a_model_that_is_neither_here_nor_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
-    def unreachable(*_: object, **__: object) -> None:
-        raise OSError("We couldn't connect to 'https://a.hub' to load the files")
-
+    unreachable = Mock(side_effect=OSError("We couldn't connect to 'https://a.hub' to load the files"))
     for auto in (AutoConfig, AutoTokenizer):
         monkeypatch.setattr(auto, "from_pretrained", unreachable)
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", unreachable)

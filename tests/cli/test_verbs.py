@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from command_line import invoke, refusal, succeeds
-from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli import generate as cli_generate
 from draftgauge.core.errors import DraftgaugeError
 from tiny import save_tiny
 
-PROMPTS = [
-    {"prompt": "def add(a, b):", "task": "code", "split": "test"},
-    {"turns": ["What is 2 + 2?", "And 3 + 3?"], "category": "math"},
-    {"messages": [{"role": "user", "content": "Hello there"}]},
-]
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny Llama target, a noised draft of it, and a prompt file."""
+    """A tiny Llama target, and a draft with fewer layers."""
     folder = tmp_path_factory.mktemp("pair")
-    save_tiny(folder / "target", "llama")
-    save_tiny(folder / "draft", "llama", num_hidden_layers=1)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in PROMPTS))
-    return {"target": folder / "target", "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+    draft = save_tiny(folder / "draft", "llama", num_hidden_layers=1)
+    return {"target": save_tiny(folder / "target", "llama"), "draft": draft}
 
 
 def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> None:
@@ -77,13 +68,9 @@ def test_a_prompt_of_another_encoding_is_refused(
 
 
 def test_a_dash_is_standard_input_as_the_prompt_alone(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[GenerateRequest] = []
-
-    def noted(request: GenerateRequest, **_: object) -> None:
-        asked.append(request)
-        raise DraftgaugeError("noted")
-
+    noted = Mock(side_effect=DraftgaugeError("noted"))
     monkeypatch.setattr("draftgauge.api.generate.generate", noted)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"typed"), encoding="utf-8"))
     assert invoke("generate", "-", "--stop", "-", "--stop", "b", "--system", "-").exit_code == 2
-    assert (asked[0].prompt, asked[0].stop, asked[0].conversation.system) == ("typed", ("-", "b"), "-")
+    (asked,) = noted.call_args.args
+    assert (asked.prompt, asked.stop, asked.conversation.system) == ("typed", ("-", "b"), "-")

@@ -16,6 +16,10 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import reuse_config
+from draftgauge.drafters.reuse.live import new_drafter
+from draftgauge.drafters.source import Drafting
 from draftgauge.models import rows as static_rows
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -104,6 +108,19 @@ def test_one_read_a_step_where_no_policy_looks(gpu: FakeCuda, engine: str, sampl
 def test_one_read_a_drafted_token_where_a_policy_looks(gpu: FakeCuda, reads: Reads) -> None:
     _, waited, waits = per_step(gpu, model(), drafter_on("auto"), Looking(reads))
     assert (waited, waits) == (GAMMA + 1, 0)
+
+
+@pytest.mark.parametrize(("block", "reads"), [(0, NO_SIGNALS), (0, OF_DRAFTED_TOKENS), (7, NO_SIGNALS)])
+def test_what_a_trained_drafter_runs_is_recorded(gpu: FakeCuda, block: int, reads: Reads) -> None:
+    module = real_model(2)
+    with unset_fake_temporarily():
+        made = new_net(reuse_config(module.config, "hybrid", block=block), module, seed=1)
+    net, target = (on_gpu(each, "cuda:0", torch.bfloat16) for each in (made, module))
+    target = wrap(target, "static")
+    drafter = new_drafter(net, target, attach_taps(target, net.config.tap_plan), Drafting(frozenset()))
+    launches, waited, waits = per_step(gpu, target, drafter, Looking(reads))
+    assert (waited, waits) == (GAMMA + 1 if reads else 1, 0)
+    assert reads or launches <= 36  # five times as many, launched one by one
 
 
 def test_prompt_lookup_and_plain_decoding_read_once_a_step(gpu: FakeCuda) -> None:

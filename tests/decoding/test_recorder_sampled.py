@@ -178,17 +178,14 @@ def test_a_walk_over_a_drawn_trace_is_a_live_one() -> None:
             trace = make_trace([pair.record(gamma, generator)], 12)
             coins = replay(drawn(trace, index), policy)
             walked.append((coins.steps[0], coins.drafted[0]))
-            expected.append(pair_of(replay(trace, policy)))
+            mean = replay(trace, policy)
+            expected.append((mean.steps[0], mean.drafted[0]))
         for found in (np.array(walked, np.float64), np.array(expected)):
             error = np.sqrt((found.var(0) + live.var(0)) / runs)
             assert (np.abs(found.mean(0) - live.mean(0)) < 4 * error).all()
         assert np.array(expected)[:, 0].var() < 0.8 * live[:, 0].var(), (
             "an expectation given the output varies less than a run"
         )
-
-
-def pair_of(outcome) -> tuple[float, float]:
-    return float(outcome.steps[0]), float(outcome.drafted[0])
 
 
 @pytest.mark.parametrize("engine", ["lean", "static", "modules"])

@@ -160,5 +160,8 @@ def test_a_trained_drafter_is_lossless(design: str, precision: str, prompts: lis
         settings = DecodingSettings(24, end_tokens=pair.end_tokens)
         expected = plain_decode(pair.target, prompts[1], settings).tokens
         policy = make_policy("fixed:3", GAMMA_MAX, COSTS)
-        found = speculative_decode(pair.target, drafter_of(pair), policy, prompts[1], settings)
+        drafter = drafter_of(pair)
+        found = speculative_decode(pair.target, drafter, policy, prompts[1], settings)
         assert found.tokens == expected
+        again = [drafter.propose(5, None).tokens for _ in range(3)]  # run, recorded, replayed on a GPU
+        assert again[1:] == again[:1] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -35,10 +37,12 @@ def drafted_from_every_position(net: ReuseNet, model: CachedModel, text: HeldOut
     return checks.accepted_lengths(np.array(text.output, np.int32), drafts.tokens).tolist()
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_lengths_are_those_of_drafting_from_every_position(monkeypatch: pytest.MonkeyPatch, design: str) -> None:
+@pytest.mark.parametrize(("design", "draft_vocabulary"), [*((design, 0) for design in DESIGNS), ("hidden", 4)])
+def test_lengths_are_those_of_drafting_from_every_position(
+    monkeypatch: pytest.MonkeyPatch, design: str, draft_vocabulary: int
+) -> None:
     model = target()
-    net, held_out = net_for(model, design), texts(model)
+    net, held_out = net_for(model, design, draft_vocabulary=draft_vocabulary), texts(model)
     monkeypatch.setattr("draftgauge.diagnostics.texts.BATCH_TOKENS", 60)  # several batches, some padded
     agreed = agreement(net, model.module, held_out, DEPTHS)
     forced = [accepted_lengths(each) for each in agreed]
@@ -68,20 +72,10 @@ def test_live_counts_are_those_of_the_drafts_on_the_way(design: str) -> None:
 
 def test_live_outputs_that_are_not_the_plain_ones_are_counted() -> None:
     model = target()
-    texts_ = texts(model)
-    changed = [
-        HeldOutText(text.prompt, (*text.output[:-1], (text.output[-1] + 1) % VOCABULARY)) for text in texts_[1:3]
-    ]
+    first, *others = texts(model, 3)
+    changed = [replace(text, output=(*text.output[:-1], (text.output[-1] + 1) % VOCABULARY)) for text in others]
     drafter = follower(net_for(model, "hidden"), model)
-    assert live_acceptance(model, drafter, [texts_[0], *changed], DEPTHS, SETTINGS)[1] == 2
-
-
-def test_a_draft_vocabulary_is_mapped_back() -> None:
-    model = target()
-    net, held_out = net_for(model, "hidden", draft_vocabulary=4), texts(model)
-    forced = [accepted_lengths(each) for each in agreement(net, model.module, held_out, DEPTHS)]
-    for lengths, text in zip(forced, held_out, strict=True):
-        assert lengths.tolist() == drafted_from_every_position(net, model, text)
+    assert live_acceptance(model, drafter, [first, *changed], DEPTHS, SETTINGS)[1] == 2
 
 
 def test_counts_by_depth() -> None:

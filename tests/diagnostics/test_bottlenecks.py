@@ -30,7 +30,6 @@ def test_a_dead_group_is_found() -> None:
     """Nothing goes through an output projection of zeros, so nothing behind it learns; the projection itself does."""
     net = net_for(target(), "kv")
     chain = net.blocks[0].chain_attention
-    assert chain is not None
     chain.output.weight.data.zero_()
     found = gradients(net)
     for group in (*DEAD, "blocks.0.injection.keys", "blocks.0.injection.values"):
@@ -52,7 +51,6 @@ def test_norms_are_those_of_the_mean_gradient() -> None:
     taught = features.logits[0, anchor + 3].softmax(-1)
     (-(taught * logits.log_softmax(-1)).sum()).backward()
     for group, parameter in (("head", net.head.weight), ("blocks.0.mlp.down", net.blocks[0].mlp.down.weight)):
-        assert parameter.grad is not None
         one = found[group, 2]
         assert one.gradient_norm == pytest.approx(float(parameter.grad.norm()), rel=1e-4)
         assert one.gradient_to_weight == pytest.approx(one.gradient_norm / float(parameter.norm()), rel=1e-4)
@@ -104,7 +102,6 @@ def test_the_effective_rank_counts_directions() -> None:
 def test_a_gate_is_measured_without_padding() -> None:
     model, net = target(), net_for(target(), "hybrid")
     join = net.blocks[0].join
-    assert join is not None
     join.gate.weight.data.zero_()
     half = join.gate.bias.shape[0] // 2
     join.gate.bias.data[:half], join.gate.bias.data[half:] = 3.0, -3.0

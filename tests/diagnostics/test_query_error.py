@@ -55,7 +55,6 @@ def means(found: QueryErrors, measure: str) -> np.ndarray:
 def test_a_query_that_is_a_linear_function_of_the_input_is_found_to_be_known() -> None:
     model = llama()
     found = query_errors(knowing_net(model), model.module, texts(model), DEPTHS)
-    assert found is not None
     assert found.target_layers == (0,)
     assert means(found, "query_kl") == pytest.approx(np.zeros((DEPTHS, 1, 1)), abs=1e-6)
     assert (means(found, "uniform_kl") > 0.05).all(), "attention is flat: the test shows nothing"
@@ -71,7 +70,6 @@ def test_distances_are_those_of_the_targets_own_attention(family: str) -> None:
     net = new_net(config, module, seed=1).eval().requires_grad_(False)
     text = HeldOutText((1, 2, 3, 4), (5, 1, 2, 4, 3))
     found = query_errors(net, module, [text], DEPTHS)
-    assert found is not None
     assert found.positions.tolist() == [[5.0, 4.0, 3.0]]
     module.set_attn_implementation("eager")
     with torch.no_grad():

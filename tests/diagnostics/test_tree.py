@@ -7,8 +7,9 @@ import torch
 
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
+from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.reuse import drafting
-from draftgauge.drafters.reuse.drafting import ChainState
+from draftgauge.drafters.reuse.drafting import Chain
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import batch_features
@@ -17,20 +18,23 @@ from reuse_nets import DESIGNS, net_for, target, texts
 Node = tuple[tuple[int, ...], float]
 
 
-def begun(net: ReuseNet, model: CachedModel, text: list[int]) -> tuple[torch.Tensor, ChainState]:
-    """The chain after a text, and the logits of its first drafted token."""
+def begun(net: ReuseNet, model: CachedModel, text: list[int]) -> tuple[torch.Tensor, AnchorCache, Chain]:
+    """The logits of the first token drafted after a text, and the chain."""
     seen = batch_features(model.module, torch.tensor([text]), net.config.tap_plan).until(len(text) - 1)
     parts = [None if part is None else part[0] for part in (seen.hidden, seen.keys, seen.values)]
-    return drafting.take_in(net, drafting.begin(net), torch.tensor(text[1:]), *parts)
+    cache = drafting.begin(net)
+    logits, chain = drafting.take_in(net, cache, torch.tensor(text[1:]), *parts)
+    return logits[0], cache, chain
 
 
 def enumerated(net: ReuseNet, model: CachedModel, text: list[int], shape: TreeShape) -> dict[tuple[int, ...], float]:
     """All candidates by path, each grown by steps of its own from the root."""
 
     def after(path: tuple[int, ...]) -> torch.Tensor:
-        logits, chain = begun(net, model, text)
+        logits, cache, chain = begun(net, model, text)
         for token in path:
-            logits, chain = drafting.step(net, chain, token)
+            stepped, chain = drafting.step(net, cache, chain, torch.tensor([token]))
+            logits = stepped[0]
         return logits.log_softmax(-1)
 
     found: dict[tuple[int, ...], float] = {}
@@ -49,8 +53,8 @@ def enumerated(net: ReuseNet, model: CachedModel, text: list[int], shape: TreeSh
 def test_a_tree_is_what_enumeration_grows(design: str) -> None:
     model = target()
     net, text, shape = net_for(model, design), [1, 2, 3, 4, 5, 1, 2], TreeShape(depth=3, top_k=3, tokens=10)
-    logits, chain = begun(net, model, text)
-    parents, tokens, scores = grow(net, chain, logits, shape)
+    logits, cache, chain = begun(net, model, text)
+    parents, tokens, scores = grow(net, cache, chain, logits, shape)
     paths: list[tuple[int, ...]] = []
     for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else (token,))

@@ -156,7 +156,7 @@ def test_greedy_output_is_the_plain_one_with_every_kind_of_policy(layout: str, e
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drafts_from_all_positions_are_those_of_each(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftgauge.drafters.checkpoints.eagle3.AT_ONCE", 3)  # a long prompt in pieces
+    monkeypatch.setattr("draftgauge.drafters.checkpoints.decoder.AT_ONCE", 3)  # a long prompt in pieces
     target = wrap(target_module(max_position_embeddings=32))
     end_tokens = frozenset({7, 11})
     drafter = drafter_of(FIXTURES / layout, target, end_tokens=end_tokens)

@@ -102,7 +102,7 @@ def test_a_draft_ends_with_an_end_token(asks, reads_every_token):
     drafter = LanguageModelDrafter(
         model, end_tokens=frozenset({3}), sampling=Sampling(0.01), generator=torch.Generator()
     )
-    drafter._reads_every_token = reads_every_token
+    drafter._builder._reads_every_token = reads_every_token
     drafter.prefill([0])
     draft = drafter.propose(8, (lambda signal: True) if asks else None)
     assert draft.tokens == [1, 2, 3]
@@ -134,9 +134,7 @@ def test_nothing_is_drafted_past_the_context():
     drafter.prefill([0, 1, 2, 3])
     assert len(drafter.propose(8, None).tokens) == 3  # the last drafted token need not be taken in
     assert model.length == 6
-    drafter.commit(0, [1])
-    drafter.commit(0, [1])
-    drafter.commit(0, [1])
+    drafter.commit(0, [1, 1, 1])
     assert drafter.propose(8, None).tokens == []
     drafter.prefill([0] * 9)
     assert drafter.propose(8, None).tokens == []

@@ -10,10 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
+from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.reuse import drafting
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, NORMS, reuse_config
-from draftgauge.drafters.reuse.drafting import ChainState
+from draftgauge.drafters.reuse.drafting import Chain
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.taps import Features, batch_features
 from reuse_nets import unroll
@@ -66,15 +67,12 @@ def make(
     return net
 
 
-def take_in(net: ReuseNet, state: ChainState, row: int, end: int, seen: Features) -> tuple[Tensor, ChainState]:
+def take_in(net: ReuseNet, cache: AnchorCache, row: int, end: int, seen: Features) -> tuple[Tensor, Chain]:
     """Anchors up to ``end`` (not among them) of one of the texts."""
-    begin, following = state.anchors, texts()[row, state.anchors + 1 : end + 1]
-    kv = [
-        [layer[:, begin:end] for layer in part[row]] if net.traits.reads_kv else None
-        for part in (seen.keys, seen.values)
-    ]
+    begin, following = cache.length, texts()[row, cache.length + 1 : end + 1]
+    kv = [part[row, :, :, begin:end] if net.traits.reads_kv else None for part in (seen.keys, seen.values)]
     return drafting.take_in(
-        net, state, following, seen.hidden[row, begin:end] if net.traits.reads_hidden else None, *kv
+        net, cache, following, seen.hidden[row, begin:end] if net.traits.reads_hidden else None, *kv
     )
 
 
@@ -82,15 +80,14 @@ def assert_drafting_is_the_unroll(net: ReuseNet, family: str) -> None:
     unrolled = unroll(net, texts(), features(family), DEPTHS)
     assert [tuple(logits.shape) for logits in unrolled] == [(2, ANCHORS, net.config.logits)] * DEPTHS
     for row in range(2):
-        state = drafting.begin(net)
+        cache = drafting.begin(net)
         for end in (1, 2, 5, ANCHORS):  # one anchor, the next, several at once
-            logits, state = take_in(net, state, row, end, features(family))
-            chain = state
+            logits, chain = take_in(net, cache, row, end, features(family))
             for depth in range(DEPTHS):
-                torch.testing.assert_close(logits, unrolled[depth][row, end - 1], atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(logits[0], unrolled[depth][row, end - 1], atol=1e-4, rtol=1e-4)
                 if depth + 1 < DEPTHS:
-                    logits, chain = drafting.step(net, chain, int(texts()[row, end + 1 + depth]))
-                    assert (chain.anchors, chain.depth, len(chain.stream[0])) == (end, depth + 2, 1)
+                    logits, chain = drafting.step(net, cache, chain, texts()[row, end + 1 + depth, None])
+                    assert (cache.length, chain.depth, len(chain.stream[0])) == (end, depth + 2, 1)
 
 
 @pytest.mark.parametrize(("design", "layers", "injection"), VARIANTS)
@@ -113,11 +110,12 @@ def test_drafting_is_the_unroll_for_every_family(family: str, design: str, injec
 
 
 def test_an_older_chain_stays_right_while_the_text_grows() -> None:
-    net = make("hybrid")
-    _, early = take_in(net, drafting.begin(net), 0, 5, features("qwen3"))
-    expected, _ = drafting.step(net, early, 7)
-    take_in(net, early, 0, ANCHORS, features("qwen3"))
-    torch.testing.assert_close(drafting.step(net, early, 7)[0], expected, atol=0, rtol=0)
+    net, token = make("hybrid"), torch.tensor([7])
+    cache = drafting.begin(net)
+    _, early = take_in(net, cache, 0, 5, features("qwen3"))
+    expected, _ = drafting.step(net, cache, early, token)
+    take_in(net, cache, 0, ANCHORS, features("qwen3"))
+    torch.testing.assert_close(drafting.step(net, cache, early, token)[0], expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("design", DESIGNS)

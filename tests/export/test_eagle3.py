@@ -56,13 +56,15 @@ def assert_same_drafts(net: ReuseNet, folder: Path, target: PreTrainedModel) -> 
         batch_features(target, text[None], plan).hidden[0, :anchors]
         for plan in (net.config.tap_plan, TapPlan(published.layout.taps))
     )
-    logits, chain = drafting.take_in(net, drafting.begin(net), text[1:], own)
+    anchored = drafting.begin(net)
+    logits, chain = drafting.take_in(net, anchored, text[1:], own)
     cache = published.begin()
     branches = published.branches(cache, anchors - 1, published.take_in(cache, text[1:], theirs)[-1:])
     for depth in range(DEPTHS):
-        torch.testing.assert_close(branches.logits[0], logits, atol=2e-4, rtol=2e-4)
-        logits, chain = drafting.step(net, chain, 5 + 3 * depth)
-        branches.advance(torch.tensor([5 + 3 * depth]))
+        torch.testing.assert_close(branches.logits, logits, atol=2e-4, rtol=2e-4)
+        token = torch.tensor([5 + 3 * depth])
+        logits, chain = drafting.step(net, anchored, chain, token)
+        branches.advance(token)
 
 
 @pytest.mark.parametrize("draft_tokens", [None, KEPT], ids=["whole", "draft vocabulary"])

@@ -13,7 +13,7 @@ from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.policies.fitted import fitted_policy
 from draftgauge.policies.stopping import ThroughputStopping
 from draftgauge.replaying.evaluate import best_fixed_gamma
-from draftgauge.replaying.rows import draft_caps, signal_arrays
+from draftgauge.replaying.rows import draft_caps
 from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.traces.trace import Trace
 from linear_costs import curve
@@ -55,7 +55,7 @@ def test_chances_are_calibrated(traces) -> None:
     policy = fitted_policy(fit_stopping([train], [curve(0.1)]), GAMMA_MAX, curve(0.1))
     assert isinstance(policy, ThroughputStopping)
     judged = judged_tokens(test)
-    predicted = policy.acceptance(signal_arrays(test, policy.reads))[judged]
+    predicted = policy.chance(test.confidence[judged].astype(np.float64))
     accepted = (np.arange(1, GAMMA_MAX + 1) <= test.accepted[:, None])[judged]
     assert predicted.mean() == pytest.approx(accepted.mean(), abs=0.05)
     confident = predicted > np.median(predicted)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from draftgauge.api.replay import replay as replay_verb
+from draftgauge.fitting import tuning
 from draftgauge.fitting.tuning import tune, tune_rivals
 from draftgauge.policies import POLICIES, make_policy
 from draftgauge.policies.registry import grid_specs, tunable_policies
 from draftgauge.replaying.evaluate import evaluate_design
 from draftgauge.replaying.simulate import replay
 from draftgauge.replaying.splits import Design
-from draftgauge.traces.costs import CostCurve
 from linear_costs import LinearCosts, curve
 from synthetic import synthetic_trace
 from written_runs import write_run
@@ -75,11 +74,11 @@ def test_rows_say_what_was_tuned_and_what_is_gained_over_the_best_of_it(design: 
     policies = {"hf-confidence": make_policy("hf-confidence", GAMMA_MAX)}
     rows = evaluate_design(design, costs, policies, tune_rivals(design.training, costs, FEW))
     everywhere = {row["policy"]: row for row in rows if row["task"] == "all"}
-    specs = [tune(name, design.training, costs)[0] for name in FEW]
+    speeds = dict(tune(name, design.training, costs) for name in FEW)
     fixed = f"fixed:{everywhere['no-draft']['best_fixed_gamma']}"
-    assert {policy for policy, row in everywhere.items() if row["tuned"]} == {*specs, fixed}
+    assert {policy for policy, row in everywhere.items() if row["tuned"]} == {*speeds, fixed}
     best = everywhere["hf-confidence"]["best_rival"]
-    assert best == max(specs, key=lambda spec: _train_speed(spec, design, costs))
+    assert best == max(speeds, key=speeds.__getitem__)
     for row in everywhere.values():
         assert row["gain_over_rival"] == pytest.approx(
             row["tokens_per_second"] / everywhere[best]["tokens_per_second"] - 1
@@ -88,24 +87,13 @@ def test_rows_say_what_was_tuned_and_what_is_gained_over_the_best_of_it(design: 
     assert everywhere[best]["gain_over_rival"] == 0.0
 
 
-def _train_speed(spec: str, design: Design, costs: CostCurve) -> float:
-    assert design.train is not None
-    return replay(design.train, make_policy(spec, GAMMA_MAX, costs), costs).tokens_per_second
-
-
 def test_without_tuning_there_is_no_rival(design: Design) -> None:
     rows = evaluate_design(design, curve(0.1, 0.0), {})
     assert {row["best_rival"] for row in rows} == {row["gain_over_rival"] for row in rows} == {None}
 
 
 def test_the_verb_tunes_all_rules_of_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftgauge.fitting import tuning
-
-    monkeypatch.setattr(tuning, "grid_specs", _two_points(tuning.grid_specs))
+    monkeypatch.setattr(tuning, "grid_specs", lambda name: list(grid_specs(name))[:2])
     rows = replay_verb(write_run(tmp_path / "run", 24), policies=("hf-confidence",), tune=True)
     names = {row["policy"].partition(":")[0] for row in rows if row["tuned"]}
     assert names - {"no-draft", "fixed"} == set(tunable_policies())
-
-
-def _two_points(grid: Callable) -> Callable:
-    return lambda name: list(grid(name))[:2]

@@ -107,9 +107,9 @@ def test_what_cannot_be_left_out_is_measured_whatever_the_time(
 ) -> None:
     target, draft = slow(pair[0], clock, 10.0, 1.0), slow(pair[1], clock, 2.0, 0.0)
     told: list[int] = []
-    progress = lambda done, total: told.append(done)  # noqa: E731
+    asked = {"gamma_max": 8, "seconds": 1.0, "progress": lambda done, total: told.append(done)}
     with pytest.warns(UserWarning, match="drafts of 0, 1, 8 tokens were timed at contexts of 40 tokens"):
-        curve = measure(target, LanguageModelDrafter(draft), gamma_max=8, seconds=1.0, progress=progress)
+        curve = measure(target, LanguageModelDrafter(draft), **asked)
     assert curve.contexts == (40,)
     assert curve.verify[0] == pytest.approx([10.0 + k for k in range(1, 10)])
     assert curve.measured is not None

@@ -48,9 +48,7 @@ def one_pass(model: PreTrainedModel, text: Tensor, plan: TapPlan) -> tuple[Tenso
 
 
 def read(taps: Taps, begin: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-    slots = range(len(taps.plan.kv_layers))
-    keys = torch.stack([taps.keys(slot, begin, end) for slot in slots])
-    values = torch.stack([taps.values(slot, begin, end) for slot in slots])
+    keys, values = taps.keys_values(begin, end)
     return taps.hidden(begin, end), keys, values
 
 

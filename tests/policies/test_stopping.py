@@ -57,7 +57,6 @@ def test_prices_by_hand() -> None:
 def test_a_step_by_hand() -> None:
     """Confidences of 0.8 are chances; S r is 0.4, 0.32, 0.256, ... and drafting stops where it falls below theta."""
     policy = ThroughputStopping(HALF, LinearCosts())
-    policy.prices.thresholds = [0.3] * GAMMA_MAX
     policy._least = np.array([0.6] * GAMMA_MAX)
     assert policy.limit() == GAMMA_MAX
     assert [policy.keep_drafting(Signal(depth, 0.8, 0.0, 0.0)) for depth in (1, 2, 3)] == [True, True, False]

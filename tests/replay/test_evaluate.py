@@ -18,11 +18,11 @@ from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.replaying.splits import Design, design_of
 from draftgauge.statistics.paired import holm
 from draftgauge.traces.build import select, take
-from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 from synthetic import repeating_trace, synthetic_trace
 
 GAMMA_MAX = 6
+COSTS = linear_costs(GAMMA_MAX)
 
 
 @pytest.fixture(scope="module")
@@ -31,22 +31,17 @@ def trace() -> Trace:
 
 
 @pytest.fixture(scope="module")
-def costs() -> CostCurve:
-    return linear_costs(GAMMA_MAX)
-
-
-@pytest.fixture(scope="module")
-def rows(trace: Trace, costs: CostCurve) -> dict[tuple[str, str], Row]:
+def rows(trace: Trace) -> dict[tuple[str, str], Row]:
     policies = {
         spec: make_policy(spec, GAMMA_MAX) for spec in ("no-draft", "fixed:1", "hf-heuristic", "cumulative-confidence")
     }
-    best = best_fixed_gamma(trace, costs)
-    outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, costs)}
-    return {(str(row["policy"]), str(row["task"])): row for row in evaluate(trace, costs, policies | outcomes)}
+    best = best_fixed_gamma(trace, COSTS)
+    outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, COSTS)}
+    return {(str(row["policy"]), str(row["task"])): row for row in evaluate(trace, COSTS, policies | outcomes)}
 
 
-def test_rows_hold_the_totals_of_the_replay(trace: Trace, costs: CostCurve, rows: dict[tuple[str, str], Row]) -> None:
-    outcome = replay(trace, make_policy("hf-heuristic", GAMMA_MAX), costs)
+def test_rows_hold_the_totals_of_the_replay(trace: Trace, rows: dict[tuple[str, str], Row]) -> None:
+    outcome = replay(trace, make_policy("hf-heuristic", GAMMA_MAX), COSTS)
     row = rows["hf-heuristic", "all"]
     assert row["prompts"] == 24
     assert row["steps"] == outcome.steps.sum()
@@ -54,14 +49,14 @@ def test_rows_hold_the_totals_of_the_replay(trace: Trace, costs: CostCurve, rows
     assert row["tokens_per_step"] == outcome.tokens_per_step
     assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
     assert row["acceptance_rate"] == outcome.accepted.sum() / outcome.drafted.sum()
-    assert row["ratio_to_plain"] == pytest.approx(plain_seconds(trace, costs).sum() / outcome.seconds.sum())
+    assert row["ratio_to_plain"] == pytest.approx(plain_seconds(trace, COSTS).sum() / outcome.seconds.sum())
     code = np.array([prompt.task == "code" for prompt in trace.prompts])
     of_code = rows["hf-heuristic", "code"]
     assert of_code["tokens"] == outcome.committed[code].sum()
     assert of_code["tokens_per_second"] == pytest.approx(outcome.committed[code].sum() / outcome.seconds[code].sum())
 
 
-def test_gains_are_over_the_best_fixed_length(trace: Trace, costs: CostCurve, rows: dict[tuple[str, str], Row]) -> None:
+def test_gains_are_over_the_best_fixed_length(trace: Trace, rows: dict[tuple[str, str], Row]) -> None:
     best = rows["best", "all"]
     assert best["gain"] == 0
     assert best["captured"] == pytest.approx(0, abs=1e-9)
@@ -74,13 +69,13 @@ def test_gains_are_over_the_best_fixed_length(trace: Trace, costs: CostCurve, ro
         expected = row["tokens_per_second"] / best["tokens_per_second"] - 1
         assert row["gain"] == pytest.approx(expected)
         assert row["captured"] == pytest.approx(expected / bound["gain"])
-    speeds = [outcome.tokens_per_second for outcome in replay_fixed_all(trace, costs)]
+    speeds = [outcome.tokens_per_second for outcome in replay_fixed_all(trace, COSTS)]
     assert best["best_fixed_gamma"] == int(np.argmax(speeds))
 
 
-def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace, costs: CostCurve) -> None:
+def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace) -> None:
     policies = {spec: make_policy(spec, GAMMA_MAX) for spec in ("fixed:1", "hf-heuristic", "cumulative-confidence")}
-    rows = evaluate(trace, costs, policies, compared=Compared(references=["fixed:1"]), split="test", resamples=500)
+    rows = evaluate(trace, COSTS, policies, compared=Compared(references=["fixed:1"]), split="test", resamples=500)
     assert {row["split"] for row in rows} == {"test"}
     for task in ("code", "all"):
         fixed, *compared = [row for row in rows if row["task"] == task]
@@ -88,7 +83,7 @@ def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace, 
         assert [row["p_holm"] for row in compared] == pytest.approx(holm([row["p_value"] for row in compared]))
 
 
-def test_turns_of_a_conversation_are_drawn_together(trace: Trace, costs: CostCurve) -> None:
+def test_turns_of_a_conversation_are_drawn_together(trace: Trace) -> None:
     """A conversation said twice is no second sample."""
     once = select(trace, [prompt.index < 12 for prompt in trace.prompts])
     twice = take(once, np.repeat(np.arange(12), 2))
@@ -96,7 +91,7 @@ def test_turns_of_a_conversation_are_drawn_together(trace: Trace, costs: CostCur
     kept = ("gain", "gain_low", "gain_high", "p_value", "captured", "tokens_per_second_high")
     found = []
     for each in (once, replace(twice, prompts=numbered, turns=2), replace(twice, prompts=numbered)):
-        row = evaluate(each, costs, {"hf-heuristic": make_policy("hf-heuristic:persistent=false", GAMMA_MAX)})[-1]
+        row = evaluate(each, COSTS, {"hf-heuristic": make_policy("hf-heuristic:persistent=false", GAMMA_MAX)})[-1]
         found.append([row[name] for name in kept])
         rates = acceptance_by_depth(each)[0]
         found[-1] += [rates["rate"], rates["low"], rates["high"]]
@@ -118,11 +113,11 @@ def test_no_way_to_hindsight_no_share_of_it(trace: Trace) -> None:
     assert row["captured"] is None
 
 
-def test_the_fixed_length_can_come_from_other_prompts(trace: Trace, costs: CostCurve) -> None:
-    row = evaluate(trace, costs, {"fixed:1": FixedLength(1)}, compared=Compared(best_fixed=1))[-1]
+def test_the_fixed_length_can_come_from_other_prompts(trace: Trace) -> None:
+    row = evaluate(trace, COSTS, {"fixed:1": FixedLength(1)}, compared=Compared(best_fixed=1))[-1]
     assert (row["best_fixed_gamma"], row["gain"]) == (1, 0.0)
     with pytest.raises(DraftgaugeError, match="0 to 6"):
-        evaluate(trace, costs, {}, compared=Compared(best_fixed=7))
+        evaluate(trace, COSTS, {}, compared=Compared(best_fixed=7))
 
 
 def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> None:
@@ -135,14 +130,10 @@ def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> N
                 if task not in (prompt.task, "all"):
                     continue
                 for row in range(trace.offsets[i], trace.offsets[i + 1]):
-                    if (
-                        row + depth > trace.offsets[i + 1]
-                        or trace.drafted[row] < depth
-                        or trace.accepted[row] < depth - 1
-                    ):
-                        continue
-                    reached += 1
-                    accepted += trace.draft_token[row, depth - 1] == trace.token[row + depth - 1]
+                    inside = row + depth <= trace.offsets[i + 1] and trace.drafted[row] >= depth
+                    if inside and trace.accepted[row] >= depth - 1:
+                        reached += 1
+                        accepted += trace.draft_token[row, depth - 1] == trace.token[row + depth - 1]
             found = rows[task, depth]
             assert found["positions"] == reached
             assert found["rate"] == pytest.approx(accepted / reached)
@@ -151,12 +142,11 @@ def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> N
 
 def test_rows_name_their_sources_and_both_bounds() -> None:
     trace = repeating_trace(5, prompts=12, length=60, gamma_max=GAMMA_MAX, vocabulary=5)
-    costs = linear_costs(GAMMA_MAX)
     design = Design("all", trace, None)
     arms = {"lookup": make_policy("lookup:least=1,tokens=4", GAMMA_MAX), "model": make_policy("fixed:3", GAMMA_MAX)}
-    rows = {row["policy"]: row for row in evaluate_design(design, costs, arms) if row["task"] == "all"}
+    rows = {row["policy"]: row for row in evaluate_design(design, COSTS, arms) if row["task"] == "all"}
     for name in arms:
-        outcome = replay(trace, make_policy({"lookup": "lookup:least=1,tokens=4", "model": "fixed:3"}[name], 6), costs)
+        outcome = replay(trace, make_policy({"lookup": "lookup:least=1,tokens=4", "model": "fixed:3"}[name], 6), COSTS)
         accepted = outcome.accepted.sum() / outcome.steps.sum()
         assert rows[name]["source_model"] + rows[name]["source_text"] == pytest.approx(accepted)
         assert rows[name]["appended_per_step"] == outcome.appended.sum() / outcome.steps.sum()
@@ -166,22 +156,22 @@ def test_rows_name_their_sources_and_both_bounds() -> None:
     assert rows["hindsight"]["captured"] == pytest.approx(1)
     assert rows["hindsight"]["tokens_per_second"] <= rows["hindsight-two-sources"]["tokens_per_second"]
     assert rows["hindsight-two-sources"]["p_holm"] is None
-    alone = evaluate_design(design, costs, {"model": make_policy("fixed:3", GAMMA_MAX)})
+    alone = evaluate_design(design, COSTS, {"model": make_policy("fixed:3", GAMMA_MAX)})
     assert "hindsight-two-sources" not in {row["policy"] for row in alone}
 
 
-def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts(costs: CostCurve) -> None:
+def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts() -> None:
     design = design_of(synthetic_trace(4, prompts=36, length=50, gamma_max=GAMMA_MAX))
     assert design.train is not None
     arms = {name: make_policy(name, GAMMA_MAX) for name in ("hf-heuristic", "cumulative-confidence", "fixed:5")}
-    rows = {row["policy"]: row for row in evaluate_design(design, costs, arms) if row["task"] == "all"}
-    best = best_fixed_gamma(design.train, costs)
+    rows = {row["policy"]: row for row in evaluate_design(design, COSTS, arms) if row["task"] == "all"}
+    best = best_fixed_gamma(design.train, COSTS)
     assert list(rows) == list(dict.fromkeys(["no-draft", f"fixed:{best}", *arms, "hindsight"]))
     assert {(row["split"], row["best_fixed_gamma"], row["best_fixed_from"]) for row in rows.values()} == {
         ("test", best, "train")
     }
-    base = replay(design.trace, FixedLength(best), costs).tokens_per_second
-    outcome = replay(design.trace, make_policy("cumulative-confidence", GAMMA_MAX), costs)
+    base = replay(design.trace, FixedLength(best), COSTS).tokens_per_second
+    outcome = replay(design.trace, make_policy("cumulative-confidence", GAMMA_MAX), COSTS)
     assert rows["cumulative-confidence"]["gain"] == pytest.approx(outcome.tokens_per_second / base - 1)
     tested = {name for name, row in rows.items() if row["p_holm"] is not None}
     assert tested == {"hf-heuristic", "cumulative-confidence"}
@@ -194,18 +184,18 @@ class LeavesOutTheLast(FixedLength):
         return True
 
 
-def test_a_token_that_was_left_out_was_not_proposed(trace: Trace, costs: CostCurve) -> None:
-    outcome = replay(trace, LeavesOutTheLast(4), costs)
+def test_a_token_that_was_left_out_was_not_proposed(trace: Trace) -> None:
+    outcome = replay(trace, LeavesOutTheLast(4), COSTS)
     assert outcome.dropped.sum() > 20
-    row = evaluate(trace, costs, {"leaves out": outcome})[-1]
+    row = evaluate(trace, COSTS, {"leaves out": outcome})[-1]
     assert row["acceptance_rate"] == outcome.accepted.sum() / (outcome.drafted - outcome.dropped).sum()
     assert row["drafted_per_step"] == outcome.drafted.sum() / outcome.steps.sum()
 
 
-def test_the_simplest_policy_that_is_level_with_the_fastest_is_recommended(trace: Trace, costs: CostCurve) -> None:
+def test_the_simplest_policy_that_is_level_with_the_fastest_is_recommended(trace: Trace) -> None:
     def chosen(*specs: str) -> str:
-        policies = {spec: make_policy(spec, GAMMA_MAX, costs) for spec in specs}
-        rows = evaluate(trace, costs, policies)
+        policies = {spec: make_policy(spec, GAMMA_MAX, COSTS) for spec in specs}
+        rows = evaluate(trace, COSTS, policies)
         (name,) = {str(row["policy"]) for row in rows if row["recommended"]}
         return name
 
@@ -214,10 +204,10 @@ def test_the_simplest_policy_that_is_level_with_the_fastest_is_recommended(trace
     assert chosen("no-draft", near) == near  # nothing to tune, and far behind
     assert chosen("fixed:1", "fixed:2", "fixed:3") == max(
         ("fixed:1", "fixed:2", "fixed:3"),
-        key=lambda spec: replay(trace, make_policy(spec, GAMMA_MAX), costs).tokens_per_second,
+        key=lambda spec: replay(trace, make_policy(spec, GAMMA_MAX), COSTS).tokens_per_second,
     )
 
 
-def test_a_users_own_policy_is_the_least_simple_one(trace: Trace, costs: CostCurve) -> None:
-    rows = evaluate(trace, costs, {"mine": FixedLength(2), "fixed:2": FixedLength(2)})
+def test_a_users_own_policy_is_the_least_simple_one(trace: Trace) -> None:
+    rows = evaluate(trace, COSTS, {"mine": FixedLength(2), "fixed:2": FixedLength(2)})
     assert {row["policy"] for row in rows if row["recommended"]} == {"fixed:2"}

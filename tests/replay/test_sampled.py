@@ -111,12 +111,8 @@ def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace) -> 
     bound = np.mean([hindsight_optimum(walk, costs).seconds for walk in draws(trace)], axis=0)
     optimum = hindsight_optimum(trace, costs)
     assert_allclose(optimum.seconds, bound)
-    for outcome in (
-        np.mean([replay(walk, FixedLength(g), costs).seconds for walk in draws(trace)], axis=0)
-        for g in range(GAMMA_MAX + 1)
-    ):
-        assert (outcome >= bound - 1e-12).all()
     fixed = replay_fixed_all(trace, costs)
+    assert all((outcome.seconds >= bound - 1e-12).all() for outcome in fixed)
     best = best_fixed_gamma(trace, costs)
     assert fixed[best].tokens_per_second == max(outcome.tokens_per_second for outcome in fixed)
     row = next(row for row in evaluate(trace, costs, {"one": FixedLength(1)}) if row["task"] == "all")

@@ -22,16 +22,8 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import PromptInfo, Trace
 from synthetic import replay_steps, sampled_trace, synthetic_trace
 
-SPECS = (
-    "no-draft",
-    "fixed:1",
-    "fixed:4",
-    "hf-heuristic",
-    "hf-heuristic:persistent=false",
-    "hf-confidence:0.6",
-    "hf-confidence:adaptive=true",
-    "cumulative-confidence:0.3",
-)
+SPECS = ("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "hf-heuristic:persistent=false", "hf-confidence:0.6")
+SPECS += ("hf-confidence:adaptive=true", "cumulative-confidence:0.3")
 
 
 def simulated_live(trace: Trace, prompt: int, policy: Policy) -> list[tuple[int, int, int, int]]:
@@ -54,14 +46,8 @@ def simulated_live(trace: Trace, prompt: int, policy: Policy) -> list[tuple[int,
         while len(draft) < limit:
             depth = len(draft)
             draft.append(available[depth])
-            signals.append(
-                Signal(
-                    depth + 1,
-                    float(trace.confidence[row, depth]),
-                    float(trace.entropy[row, depth]),
-                    float(trace.margin[row, depth]),
-                )
-            )
+            shown = (float(column[row, depth]) for column in (trace.confidence, trace.entropy, trace.margin))
+            signals.append(Signal(depth + 1, *shown))
             if asks_after_each_token(policy.reads) and len(draft) < limit and not policy.keep_drafting(signals[-1]):
                 break
         accepted = 0
@@ -122,11 +108,8 @@ def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> 
     asked = iter(policy.asked)
     for i, step in enumerate(policy.told):
         row = trace.offsets[record.prompt[i]] + record.position[i]
-        assert (step.drafted, step.accepted, step.committed) == (
-            record.drafted[i],
-            record.accepted[i],
-            record.committed[i],
-        )
+        done = (record.drafted[i], record.accepted[i], record.committed[i])
+        assert (step.drafted, step.accepted, step.committed) == done
         assert [s.depth for s in step.signals] == list(range(1, step.drafted + 1))
         assert [s.confidence for s in step.signals] == trace.confidence[row, : step.drafted].tolist()
         assert [s.entropy for s in step.signals] == trace.entropy[row, : step.drafted].tolist()

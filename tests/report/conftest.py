@@ -64,7 +64,7 @@ def single_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("single"), costs, seed=5, prompts=1, tasks=("chat",))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def live_row() -> Callable[..., dict[str, Any]]:
     """A row as ``draftgauge bench`` gives it, with some of its keys replaced."""
 

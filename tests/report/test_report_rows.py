@@ -91,9 +91,8 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
 def test_bad_input_is_refused(runs, live_row):
     with pytest.raises(TraceError, match=r"same compression: give one run \(draftgauge report "):
         render(read_runs([runs[0], runs[0]], []))
-    modelled = evaluate(
-        read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME), {"no-draft": make_policy("no-draft", 6)}
-    )
+    trace, costs = read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME)
+    modelled = evaluate(trace, costs, {"no-draft": make_policy("no-draft", 6)})
     with pytest.raises(DraftgaugeError, match="lacks mismatches"):
         read_runs(runs, modelled)
     with pytest.raises(DraftgaugeError, match="gamma"):
@@ -130,12 +129,10 @@ def test_the_best_policy_is_marked_and_the_bound_is_not(read):
     assert "live" not in table.headings
 
 
-def test_live_rows_of_another_run_of_the_same_target_are_left_out(runs: list[Path]) -> None:
+def test_live_rows_of_another_run_of_the_same_target_are_left_out(runs, live_row):
     """As ``bench`` writes them for a folder of several runs."""
-    row = {"compression": "uncompressed", "task": ALL_TASKS, "policy": "fixed:2", "tokens_per_second": 3.0}
-    row |= {"tokens_per_step": 1.5, "ratio_to_plain": 2.0, "ratio_to_plain_low": 1.0, "ratio_to_plain_high": 3.0}
     named = {runs[0].name: 2.0, "another": 7.0}
-    bench = [row | {"run": name, "ratio_to_plain": ratio, "mismatches": 0} for name, ratio in named.items()]
+    bench = [live_row("fixed:2", run=name, ratio_to_plain=ratio) for name, ratio in named.items()]
     (run,) = read_runs(runs[:1], bench)
     assert run.rows[ALL_TASKS, "fixed:2"]["live_ratio"] == 2.0
 

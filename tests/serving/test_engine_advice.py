@@ -108,9 +108,8 @@ def test_a_rule_is_advised_only_where_it_is_clearly_faster(trace: Trace) -> None
     design = Design("all", trace, None)
     costs = engine_costs(0.2).curve()
     _, fixed = advise_settings(design, costs, [PLAIN, *FIXED])
-    _, never = advise_settings(
-        design, costs, [PLAIN, *FIXED, f"hf-confidence:threshold=0.01,tokens={fixed.setting[-1]}"]
-    )
+    rule = f"hf-confidence:threshold=0.01,tokens={fixed.setting[-1]}"
+    _, never = advise_settings(design, costs, [PLAIN, *FIXED, rule])
     assert never.setting == fixed.setting
 
 

@@ -12,7 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_PARAMETERS, EQUAL_WIDTH
 from draftgauge.studies.kvshot.curve import at_equal_seconds, gradient_rows
-from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, remedied, warm
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, warm
 from draftgauge.studies.kvshot.results import read_result, study_rows, summary
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
 from kvshot_results import ALPHAS, cells, results, study, write_result
@@ -65,7 +65,7 @@ def test_what_limits_a_drafter_is_among_the_rows(rows: list[dict]) -> None:
 
 
 def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_path: Path) -> None:
-    better, alone = remedied(KV, "kv-gradient-50"), remedied(HIDDEN, "depths-12")
+    better, alone = replace(KV, remedy="kv-gradient-50"), replace(HIDDEN, remedy="depths-12")
     measured = study_rows(results(tmp_path, {KV: ALPHAS[KV], better: ALPHAS[KV_DEEP], alone: ALPHAS[HIDDEN]}))
     (row,) = [row for row in measured if row.get("measure") == "mat_minus_plain"]  # of hidden there is nothing without
     assert (row["design"], row["remedy"], row["seeds"], row["p_seeds"]) == ("kv", "kv-gradient-50", 5, 0.0625)
@@ -76,7 +76,7 @@ def test_what_a_remedy_adds_is_measured_against_the_same_drafter_without_it(tmp_
 
 
 def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> None:
-    blockwise, headed = remedied(KV, BLOCK), remedied(KV, "block-wise-markov")
+    blockwise, headed = replace(KV, remedy=BLOCK), replace(KV, remedy="block-wise-markov")
     alphas = {KV: ALPHAS[KV], blockwise: ALPHAS[KV_DEEP], headed: ALPHAS[KV_DEEP]}
     measured = study_rows(results(tmp_path, alphas, seeds=(0, 1)))
     runs = [row for row in measured if "recipe" in row]
@@ -94,7 +94,7 @@ def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> No
 
 
 def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) -> None:
-    blockwise = remedied(KV, BLOCK)
+    blockwise = replace(KV, remedy=BLOCK)
     measured = study_rows(results(tmp_path, {KV: ALPHAS[KV], blockwise: ALPHAS[KV_DEEP]}, seeds=(0, 1)))
     curve = [row for row in measured if "curve" in row]
     assert [(row["curve"], row["tokens_seen"], row["seeds"]) for row in curve] == [

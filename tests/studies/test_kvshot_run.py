@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import WorkersSpec
+from draftgauge.studies.kvshot import jobs
 from draftgauge.studies.kvshot.cells import CURVE_FOLDER, ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
-from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, remedied, warm
+from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
 from draftgauge.training.reuse.request import TrainingSpec
 from launching import ray_cluster
@@ -25,7 +27,6 @@ WARM = warm(Variant("hybrid", injection="project-rope"))
 def small(folder: Path, variants: tuple[Variant, ...] = (HIDDEN, KV)) -> tuple[Study, Path]:
     """A study of a tiny target, and its prompts."""
     request = small_training(folder, answers=None, length=40, checkpoint_every=1)
-    assert request.prompts is not None
     evaluation = Evaluation(
         str(request.prompts), 1, max_new_tokens=10, tree_prompts=1, latency_prompts=1, curve_prompts=1
     )
@@ -52,8 +53,8 @@ def test_a_study_from_training_to_rows(tmp_path: Path) -> None:
 
 
 def test_both_recipes_have_the_same_rows_of_what_limits_them(tmp_path: Path) -> None:
-    block, headed = remedied(KV, "block-wise"), remedied(KV, "block-wise-markov")
-    variants = (KV, block, headed, remedied(HYBRID, "block-wise"))
+    block, headed = replace(KV, remedy="block-wise"), replace(KV, remedy="block-wise-markov")
+    variants = (KV, block, headed, replace(HYBRID, remedy="block-wise"))
     study, prompts = small(tmp_path, variants)
     found = run_study(replace(study, request=replace(study.request, depths=4)), tmp_path / "study", prompts)
     assert found.failures == {}
@@ -105,8 +106,6 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
 
 def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftgauge.studies.kvshot import jobs
-
     (study, prompts), folder = small(tmp_path), tmp_path / "study"
     train = jobs.train_drafter
 
@@ -127,21 +126,13 @@ def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path, monkeypatch: pyt
 
 
 def test_nothing_finished_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftgauge.studies.kvshot import jobs
-
-    def failing(*arguments: object, **options: object) -> object:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(jobs, "train_drafter", failing)
-    study, prompts = small(tmp_path)
-    with pytest.raises(DraftgaugeError, match="hidden-seed0: RuntimeError: out of memory"):
-        run_study(study, tmp_path / "study", prompts)
-
-
-def test_nothing_finished_so_far_is_an_error(tmp_path: Path) -> None:
+    (study, prompts), folder = small(tmp_path), tmp_path / "study"
     with pytest.raises(DraftgaugeError, match="none of the 2 cells of the study"):
-        study_so_far(small(tmp_path)[0], tmp_path / "study")
-    assert not (tmp_path / "study").exists()
+        study_so_far(study, folder)
+    assert not folder.exists()
+    monkeypatch.setattr(jobs, "train_drafter", Mock(side_effect=RuntimeError("out of memory")))
+    with pytest.raises(DraftgaugeError, match="hidden-seed0: RuntimeError: out of memory"):
+        run_study(study, folder, prompts)
 
 
 def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:

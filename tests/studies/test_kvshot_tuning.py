@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
 from draftgauge.studies.kvshot import tuning
 from draftgauge.studies.kvshot.cells import Evaluation, Study, Tuning
-from draftgauge.studies.kvshot.presets import HIDDEN, remedied
+from draftgauge.studies.kvshot.presets import HIDDEN
 from draftgauge.studies.kvshot.run import run_study
 from draftgauge.studies.kvshot.tuning import TRIALS, Trial, Tuned, read_tuned, save_tuned, search
 from draftgauge.training.reuse.request import TrainingSpec
@@ -63,9 +64,8 @@ def test_a_study_tunes_before_its_seeds_run(tmp_path: Path, monkeypatch: pytest.
     words = ("a one", "a two", "a three")
     request = small_training(tmp_path, words, answers=None, depths=2, checkpoint_every=2)
     prompts = request.prompts
-    assert prompts is not None
     evaluation = Evaluation(str(prompts), 1, max_new_tokens=8, tree_prompts=1, latency_prompts=0, bottleneck_prompts=1)
-    variants = (HIDDEN, remedied(HIDDEN, "depths-12"))
+    variants = (HIDDEN, replace(HIDDEN, remedy="depths-12"))
     study = Study("test", variants, (0, 1), request, evaluation, Tuning(1, per_task=2))
     found = run_study(study, tmp_path / "study", prompts, prompts)
     assert found.failures == {}

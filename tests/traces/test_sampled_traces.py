@@ -43,19 +43,13 @@ def test_how_it_was_drawn_is_part_of_its_identity(changes: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"acceptance": 1.5}, "acceptance must be a chance"),
-        ({"survival": np.nan}, r"survival must be a chance .*row 2\)"),
-    ],
+    ("name", "value", "message"),
+    [("acceptance", 1.5, "acceptance must be a chance"), ("survival", np.nan, r"survival must be a chance .*row 2\)")],
 )
-def test_chances_that_cannot_be_are_refused(changes: dict, message: str) -> None:
+def test_chances_that_cannot_be_are_refused(name: str, value: float, message: str) -> None:
     record = sampled_records(1, 1, LENGTH, GAMMA_MAX)[0]
     assert record.drafted[2] > 0
-    bad = {}
-    for name, value in changes.items():
-        column = getattr(record, name).copy()
-        column[2] = value
-        bad[name] = column
+    column = getattr(record, name).copy()
+    column[2] = value
     with pytest.raises(TraceError, match=message):
-        replace(record, **bad).validate()
+        replace(record, **{name: column}).validate()

@@ -112,8 +112,6 @@ def test_gradients_are_those_of_a_loop_over_blocks_and_slots(heads: dict[str, An
     total.backward()
     expected = {name: parameter.grad for name, parameter in net.named_parameters()}
     net.zero_grad()
-
-    assert batch.drawn is not None
     packed = list(block_states(net, batch.tokens, features, batch.drawn).unbind(2))
     teacher, sure_of = teach(features.logits[batch.taught()], batch), net.confidence_logits if heads else None
     figures = backward_through_depths(packed, net.logits, teacher, batch, scales, "soft", sure_of)
@@ -168,7 +166,6 @@ def test_a_block_drafter_learns_and_goes_through_every_verb(base: TrainingSpec, 
     assert planned.parameters == result.parameters
     first, *_, last = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert last["loss"] < 0.4 * first["loss"]
-    assert base.prompts is not None
     common = ["--prompts", str(base.prompts), "--max-new-tokens", "10"]
     succeeds("evaluate", str(run), *common, "--json", str(tmp_path / "rows.json"))
     rows = rows_of(tmp_path / "rows.json")

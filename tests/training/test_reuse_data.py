@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings, plain_decode
@@ -49,11 +48,7 @@ def test_answers_are_those_of_plain_decoding(family: str) -> None:
 def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     made = describe("target", prompts(), 6, "test")
-    monkeypatch.setattr(
-        answers_file,
-        "groups",
-        lambda lengths, new, most: iter([list(range(len(lengths)))[n : n + 2] for n in range(0, len(lengths), 2)]),
-    )
+    monkeypatch.setattr(answers_file, "groups", lambda *_: [[0, 1], [2, 3], [4, 5], [6, 7], [8]])
     whole = make_answers(tmp_path / "whole.jsonl", made, model, prompts(), END)
     calls = 0
 
@@ -93,7 +88,6 @@ def request_(tmp_path: Path) -> TrainingSpec:
 
 
 def prepared(request: TrainingSpec) -> Answers:
-    assert request.answers is not None
     return answers_of(request, request.answers, load_target(request))
 
 
@@ -133,7 +127,6 @@ def test_plain_text_is_a_users_message(request_: TrainingSpec) -> None:
 
 
 def test_test_prompts_are_not_learned_from(request_: TrainingSpec) -> None:
-    assert request_.prompts is not None
     whole = source_of(request_)
     splits = ("test", "train", "sealed", "validation")
     lines = [json.dumps({"prompt": split, "split": split}) + "\n" for split in splits]
@@ -145,11 +138,9 @@ def test_test_prompts_are_not_learned_from(request_: TrainingSpec) -> None:
 
 
 def test_prompts_that_leave_no_room_are_told(request_: TrainingSpec) -> None:
-    assert request_.prompts is not None
     tokenizer = tiny_tokenizer()
 
     def found(*lengths: int, longest: int = 30, **changes: Any) -> int:
-        assert request_.prompts is not None
         request_.prompts.write_text("".join(json.dumps({"prompt": "a" * length}) + "\n" for length in lengths))
         return len(prompt_tokens(replace(request_, **changes), tokenizer, longest))
 
@@ -167,7 +158,6 @@ def test_prompts_that_leave_no_room_are_told(request_: TrainingSpec) -> None:
 
 
 def test_a_prompt_that_cannot_be_encoded_is_named(request_: TrainingSpec) -> None:
-    assert request_.prompts is not None
     tokenizer = tiny_tokenizer(chat=True)
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('a tool') }}{% endif %}"
@@ -182,7 +172,6 @@ def test_a_prompt_that_cannot_be_encoded_is_named(request_: TrainingSpec) -> Non
 def test_answers_of_another_target_are_refused(request_: TrainingSpec, tmp_path: Path) -> None:
     prepared(request_)
     other = save_tiny(tmp_path / "other", seed=1)
-    assert request_.answers is not None
     with pytest.raises(DraftgaugeError, match="target fingerprint is"):
         answers_of(replace(request_, target=str(other)), request_.answers, load_model(other))
 
@@ -197,7 +186,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
 def test_a_changed_token_is_refused_and_so_is_a_damaged_line_of_an_interrupted_making(request_: TrainingSpec) -> None:
     prepared(request_)
     path = request_.answers
-    assert path is not None
     lines = path.read_text().splitlines()
     row = json.loads(lines[1])
     row["tokens"][-1] += 1
@@ -235,16 +223,10 @@ def test_a_batch_trains_exactly_the_answers() -> None:
     assert width == batch.first + batch.anchors + 3 + 1
     for row, conversation in enumerate(found):
         length = len(conversation.tokens)
-        assert torch.equal(batch.tokens[row, :length], torch.from_numpy(conversation.tokens.astype(np.int64)))
+        assert batch.tokens[row, :length].tolist() == conversation.tokens.tolist()
         for depth in range(3):
-            predicted = [
-                batch.first + place + 2 + depth for place, on in enumerate(_row(batch.trained(depth), row)) if on
-            ]
-            assert predicted == list(range(conversation.prompt + depth, length))
-
-
-def _row(mask: Tensor, row: int) -> list[bool]:
-    return mask[row].tolist()  # type: ignore[no-any-return]
+            predicted = batch.first + batch.trained(depth)[row].nonzero()[:, 0] + 2 + depth
+            assert predicted.tolist() == list(range(conversation.prompt + depth, length))
 
 
 def test_conversations_are_cut_and_those_without_an_answer_left_out() -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse import features as module
-from draftgauge.training.reuse.answers import Conversation
+from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import collate
 from draftgauge.training.reuse.features import (
     CachedFeatures,
-    CacheIdentity,
     OnlineFeatures,
+    cache_identity,
     check_cache_folder,
     make_cache,
 )
@@ -37,8 +36,9 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PASS_TOKENS", 24)
 
 
-def identity(**changes: object) -> CacheIdentity:
-    return replace(CacheIdentity("target", "answers", 64, HELD.hidden_layers, HELD.kv_layers, 7), **changes)  # type: ignore[arg-type]
+def identity(**changes: object) -> dict[str, Any]:
+    answers = Answers((), {"target_fingerprint": "target"}, "answers")
+    return cache_identity(answers, conversations(), 64, HELD) | changes
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -97,12 +97,7 @@ def test_an_interrupted_cache_goes_on(tmp_path: Path) -> None:
     make_cache(folder, target, conversations(), identity())
     after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert {name: after[name] for name in before} == before
-    assert sorted(after) == [
-        "features-00000.safetensors",
-        "features-00001.safetensors",
-        "features-00002.safetensors",
-        "features.json",
-    ]
+    assert sorted(after) == [*(f"features-0000{shard}.safetensors" for shard in range(3)), "features.json"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +108,7 @@ def test_an_interrupted_cache_goes_on(tmp_path: Path) -> None:
         ({"length": 32}, "other length"),
         ({"hidden_layers": (1,)}, "other hidden layers"),
         ({"kv_layers": (0, 1)}, "other kv layers"),
+        ({"compression": "int8"}, "other compression"),
     ],
 )
 def test_the_cache_of_another_run_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
@@ -129,9 +125,6 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
             make_cache(place, tiny_model(num_hidden_layers=4), conversations(), identity())
 
 
-def test_a_cache_of_another_compression_is_refused(tmp_path: Path) -> None:
-    make_cache(tmp_path / "cache", tiny_model(num_hidden_layers=4), conversations(), identity())
-    with pytest.raises(DraftgaugeError, match="other compression"):
-        check_cache_folder(tmp_path / "cache", to_mapping(identity(compression="int8")))
-    make_cache(tmp_path / "earlier", tiny_model(num_hidden_layers=4), conversations(), identity(compression="none"))
-    assert check_cache_folder(tmp_path / "earlier", to_mapping(identity()))
+def test_a_cache_by_the_former_name_of_no_compression_is_taken(tmp_path: Path) -> None:
+    make_cache(tmp_path, tiny_model(num_hidden_layers=4), conversations(), identity(compression="none"))
+    assert check_cache_folder(tmp_path, identity())

@@ -53,6 +53,7 @@ def trained(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> Pat
         ({"target": "/nowhere"}, "/nowhere"),
         ({"prompts": None}, "--prompts FILE"),
         ({"compression": "int3"}, "unknown compression"),
+        ({"length": 1024, "depths": 127}, "do not fit the 128 tokens that the target takes"),
         ({"warm_start": Path("/nowhere"), "reuse": "hybrid"}, "holds no trained drafter"),
     ],
 )
@@ -75,16 +76,13 @@ def test_what_cannot_be_is_refused_before_any_work(
         ({"learning_rate": 0.0}, "learning_rate must be a number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a number above 0"),
         ({"precision": "fp16"}, "precision must be one of"),
+        ({"attention_start": "x"}, "attention_start must be one of"),
+        ({"optimizer": "x"}, "optimizer must be one of"),
     ],
 )
 def test_values_out_of_range_are_refused(base: TrainingSpec, change: dict[str, Any], words: str) -> None:
     with pytest.raises(DraftgaugeError, match=words):
         replace(base, **change)
-
-
-def test_more_draft_steps_than_the_target_takes(base: TrainingSpec, tmp_path: Path) -> None:
-    with pytest.raises(DraftgaugeError, match="do not fit the 128 tokens that the target takes"):
-        train_drafter(replace(base, length=1024, depths=127), tmp_path / "run")
 
 
 def test_a_warm_start_of_another_design(base: TrainingSpec, trained: Path, tmp_path: Path) -> None:

@@ -248,7 +248,6 @@ def test_the_log_measures_gradients_and_the_gate(
 
 
 def test_answers_that_begin_too_late_are_told(base: TrainingSpec, tmp_path: Path) -> None:
-    assert base.prompts is not None
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": "a" * length}) + "\n" for length in (9, 9, 9, 9, 50, 60)))
     with pytest.warns(UserWarning, match="2 of 6 answers are not trained on"):

@@ -55,9 +55,8 @@ def test_ties_at_the_edges():
 
 
 def test_a_wide_nucleus():
-    scores = logits(0, 3, 5000) * torch.tensor(
-        [[0.01], [0.3], [3.0]]
-    )  # from thousands of tokens in the nucleus to a few
+    # From thousands of tokens in the nucleus to a few.
+    scores = logits(0, 3, 5000) * torch.tensor([[0.01], [0.3], [3.0]])
     for top_p in (0.2, 0.9, 0.99999):
         sampling = Sampling(1.0, top_p=top_p)
         torch.testing.assert_close(
@@ -71,20 +70,13 @@ def test_a_tiny_temperature_does_not_overflow():
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        {"temperature": -1},
-        {"temperature": math.nan},
-        {"temperature": math.inf},
-        {"temperature": 1e-46},  # 0 in float32
-        {"top_k": -1},
-        {"top_p": 0},
-        {"top_p": 1.1},
-    ],
+    ("name", "values"),
+    [("temperature", (-1, math.nan, math.inf, 1e-46)), ("top_k", (-1,)), ("top_p", (0, 1.1))],  # 1e-46: 0 in float32
 )
-def test_settings_out_of_range(arguments):
-    with pytest.raises(DraftgaugeError, match=next(iter(arguments))):
-        Sampling(**arguments)
+def test_settings_out_of_range(name, values):
+    for value in values:
+        with pytest.raises(DraftgaugeError, match=name):
+            Sampling(**{name: value})
 
 
 def test_draw_follows_the_weights():

@@ -11,18 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.policies import (
-    NamedPolicy,
-    default_policies,
-    expanded,
-    fitted_here,
-    fitted_on,
-    read_policies,
-    warn_of_other_pairs,
-    warn_of_seen,
-)
+from draftgauge.api.policies import NamedPolicy, default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.api.runs import fingerprints_of, only_run, read_run, warn
+from draftgauge.api.runs import only_run, read_run, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
@@ -54,7 +45,6 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 from draftgauge.traces.reader import select_tasks
-from draftgauge.traces.trace import Trace
 
 Z95 = 1.96
 REUSE, CHECKPOINT = "reuse", "checkpoint"
@@ -75,7 +65,7 @@ class _Source:
     ``policies``: whether any policy of draftgauge runs there; ``first``: a command to run before the flags.
     """
 
-    trace: Trace
+    design: Design
     curves: Mapping[int, CostCurve]
     deployment: Deployment
     own: tuple[NamedPolicy, ...] = ()
@@ -131,10 +121,7 @@ def advise(request: AdviseRequest) -> list[Row]:
         if counts is None:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
         return _from_counters(request, engine, counts)
-    run, manifest = only_run(request.folder)
-    source = _from_run(request, engine, run, manifest)
-    warn_of_other_pairs(source.own, fingerprints_of(manifest))
-    return _rows(request, engine, source, counts)
+    return _rows(request, engine, _from_run(request, engine, *only_run(request.folder)), counts)
 
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
@@ -169,7 +156,8 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
     own = expanded(read_policies(specs), trace.gamma_max)
     in_proposer = drafted_by != BY_ENGINE and format_ is None  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
-    return _Source(trace, curves, deployment, own, policies, first=first, command=manifest.command)
+    design = design_for(own, run, manifest, trace, request.judged.split)
+    return _Source(design, curves, deployment, own, policies, first=first, command=manifest.command)
 
 
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
@@ -271,14 +259,11 @@ def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _So
     if imported.left_out:
         warn(f"{answers}: the steps of {imported.left_out} answers do not account for their tokens: left out")
     curves = read_costs(request.costs, engine.name)
-    return _Source(trace, curves, Deployment(drafter=None), drawn=imported.drawn)
+    return _Source(design_of(trace, request.judged.split), curves, Deployment(drafter=None), drawn=imported.drawn)
 
 
 def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: SpeculationCounts | None) -> list[Row]:
-    design = design_of(source.trace, request.judged.split, fitted_on(source.own))
-    if request.folder is not None:
-        warn_of_seen(request.folder, design, source.own)
-    longest = min(curve.gamma_max for curve in source.curves.values())
+    design, longest = source.design, min(curve.gamma_max for curve in source.curves.values())
     train = None if design.train is None else narrow(design.train, longest)
     trace = narrow(design.trace, longest)
     design = Design(design.split, trace, train)

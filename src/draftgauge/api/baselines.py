@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,6 @@ class _Clock(BaseStreamer):
     puts: int = 0
     first_at: float = 0.0
     first_tokens: int = 0
-    tokens: list[int] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
         self.puts += 1

@@ -38,17 +38,8 @@ from draftgauge.traces.manifest import Manifest
 
 DEFAULTS = ("no-draft", "fixed:2", "fixed:4", "fixed:6", *compared_policies())  # without a recorded run of this drafter
 SETTLED = (  # by the manifest of a run
-    "target",
-    "draft",
-    "compression",
-    "prompts",
-    "max_new_tokens",
-    "gamma_max",
-    "chat",
-    "turns",
-    "chat_template_args",
-    "system",
-    "long_prompts",
+    *("target", "draft", "compression", "prompts", "max_new_tokens", "gamma_max"),
+    *("chat", "turns", "chat_template_args", "system", "long_prompts"),
 )
 MEASURED = ("cost_seconds", "measure")  # by the run, unless another drafter is named
 
@@ -87,16 +78,29 @@ def bench(
 
     Raises:
         DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
-            prompts or models that cannot be used; for a loaded pair beside a run or models to load.
+            prompts or models that cannot be used; for a loaded pair beside a run or models to load. Of several runs
+            those that cannot be benched are left out with a warning, unless none can.
     """
     objects = objects or {}
     over = None if request.over is None else Reference(current_name(request.over), ASKED)
     if pair is None and request.folder is not None:
         _check_given(request, request.folder)
         runs = select_runs(request.folder)
-        named = [{"run": run.name} if len(runs) > 1 else {} for run, _ in runs]
-        benched = [_bench_run(request, *each, objects, over, progress) for each in runs]
-        return [row | name for name, rows in zip(named, benched, strict=True) for row in rows]
+        if len(runs) == 1:
+            return _bench_run(request, *runs[0], objects, over, progress)
+        benched: list[dict[str, Any]] = []
+        failed = ""
+        for run, manifest in runs:
+            try:
+                rows = _bench_run(request, run, manifest, objects, over, progress)
+            except DraftgaugeError as error:  # what the others took minutes for is not lost
+                failed = f"{run} is left out: {error}"
+                warn(failed)
+            else:
+                benched += [row | {"run": run.name} for row in rows]
+        if not benched:
+            raise DraftgaugeError(f"no run in {request.folder} could be benched; the last, {failed}")
+        return benched
     if pair is not None:
         refuse_beside_pair(request, "folder")
     check_draft_is_used(request.pair)
@@ -205,8 +209,7 @@ def _bench(
         arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT, list(made))
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
     rng = generator(request.randomness.seed, "bench", pair.compression)
-    label = f"bench {pair.compression}"
-    told = partial(progress, label)
+    told = partial(progress, f"bench {pair.compression}")
     ready = bench_arms(arms, ready, request.rounds, rng, told, request.seconds)
     arms = without_failed(arms)
     if said := answers_warning([arms[0].runs[number][0].tokens for number in range(len(ready))], pair.end_tokens):

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import CostSpec
 from draftgauge.core.cache import cache_folder
@@ -71,9 +69,7 @@ def pair_costs(
 
 
 def measured(pair: Pair, plan: MeterPlan, seed: int, progress: Progress) -> CostCurve:
-    drawing = None
-    if not plan.sampling.greedy:
-        drawing = torch.Generator(pair.target.spec.device).manual_seed(derive_seed(seed, "costs"))
+    drawing = pair.generator(plan.sampling, derive_seed(seed, "costs"))
     drafter = pair.drafter(plan.sampling, drawing, end_tokens=frozenset())  # one that no end token stops
     label, rng = f"cost curve {pair.compression}", generator(seed, "costs", pair.compression)
     return measure_costs(pair.target, drafter, plan, rng, drawing, lambda done, total: progress(label, done, total))

@@ -54,8 +54,7 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
 def read_stored(path: Path, vocabulary: str, judged: Iterable[Sequence[int]]) -> StoredTexts:
     """The texts of a datastore, for policies that are judged on some prompts (their tokens)."""
     store, prompts = Datastore.load(path, vocabulary), list(judged)
-    stored = stored_prompts(store, prompts)
-    if stored:
+    if stored := stored_prompts(store, prompts):
         raise DraftgaugeError(
             f"the datastore {path} holds outputs of {stored} of the {len(prompts)} prompts that policies are judged "
             "on, which would be looked up in their own answers: judge on prompts that it was not built from (--split "

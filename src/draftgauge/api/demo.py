@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -36,13 +36,6 @@ COST_SECONDS = 6.0  # at most, of each compression, unless asked for
 LIVE_SECONDS = 25.0  # at most, of each compression
 
 OnRows = Callable[[str, Sequence[dict[str, Any]]], None]
-
-
-class _Told(NamedTuple):
-    """Whom to tell what happens."""
-
-    progress: Progress
-    on_rows: OnRows
 
 
 @verb(DemoRequest)
@@ -79,7 +72,6 @@ def demo(
     pair = load_pair(request.pair.at(names[0]))
     on_rows("first", [_first_answer(request, pair, on_text)])
     del pair  # two targets may not fit
-    told = _Told(progress, on_rows)
     rows: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
     shown: list[str] = []
@@ -91,8 +83,8 @@ def demo(
         beside: list[dict[str, Any]] = []
         if not missing and (first or end - started >= took):
             until = min(begun + VERDICT_SECONDS, end) if first else end - LIVE_SECONDS / 2
-            recorded, replayed = _replayed(request, runs / name, until, told, least[0])
-            timed = _live(request, runs / name, replayed, end, told) if replayed else []
+            recorded, replayed = _replayed(request, runs / name, until, progress, least[0])
+            timed = _live(request, runs / name, replayed, end, progress, on_rows) if replayed else []
             count = max((row["prompts"] for row in timed), default=0)
             if timed and count >= least[1]:
                 live += timed
@@ -107,7 +99,7 @@ def demo(
 
 
 def _replayed(
-    request: DemoRequest, run: Path, until: float, told: _Told, least: int
+    request: DemoRequest, run: Path, until: float, progress: Progress, least: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Record a compression until then; how many prompts, and their rows of replay if that is enough of them."""
     seconds = request.costs.cost_seconds
@@ -123,19 +115,19 @@ def _replayed(
             seconds=max(until - seconds - time.monotonic(), 1.0),
             costs=replace(request.costs, cost_seconds=seconds),
         ),
-        progress=told.progress,
+        progress=progress,
     )
     recorded = next(row["prompts"] for row in profiled if row["task"] == ALL_TASKS)
     return recorded, replay(run) if recorded >= least else []
 
 
 def _live(
-    request: DemoRequest, run: Path, replayed: list[dict[str, Any]], end: float, told: _Told
+    request: DemoRequest, run: Path, replayed: list[dict[str, Any]], end: float, progress: Progress, on_rows: OnRows
 ) -> list[dict[str, Any]]:
     """Tell the verdict, as this may take as long again; then decode with what it names and the fastest policy."""
     pooled = [row for row in replayed if row["task"] == ALL_TASKS]
     chosen = next(row for row in pooled if row["recommended"])
-    told.on_rows("verdict", [chosen])
+    on_rows("verdict", [chosen])
     rules = [row for row in pooled if row["policy"] in compared_policies()]
     fastest = max(rules, key=lambda row: row["ratio_to_plain"])
     named = [f"fixed:{chosen['best_fixed_gamma'] or 1}", chosen["policy"], fastest["policy"]]
@@ -148,7 +140,7 @@ def _live(
             rounds=request.rounds,
             seconds=max(min(LIVE_SECONDS, end - time.monotonic()), 1.0),
         ),
-        progress=told.progress,
+        progress=progress,
     )
 
 

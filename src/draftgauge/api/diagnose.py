@@ -18,7 +18,8 @@ from draftgauge.models.vocabulary import end_tokens
 from draftgauge.training.reuse.request import BLOCK, TTT
 from draftgauge.training.reuse.tracking import read_history
 
-INCIDENTAL = ("target_fingerprint", "target_source")  # of a configuration: not what a drafter is made of
+# Of a configuration or a training: not what a drafter is made of, nor how it was trained.
+INCIDENTAL = ("target_fingerprint", "target_source", "seed", "warm_start")
 
 
 @verb(DiagnoseRequest)
@@ -76,13 +77,9 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
 
 def _made_alike(description: dict[str, Any]) -> str:
     """The same text for drafters that differ only in their seed."""
-    config = {key: value for key, value in description["config"].items() if key not in INCIDENTAL}
-    training = {
-        key: value
-        for key, value in description["extra"].get("request", {}).items()
-        if key not in ("seed", "warm_start")
-    }
-    return repr((sorted(config.items(), key=str), sorted(training.items(), key=str), _warm(description)))
+    parts = (description["config"], description["extra"].get("request", {}))
+    made = [sorted((entry for entry in part.items() if entry[0] not in INCIDENTAL), key=str) for part in parts]
+    return repr((made, _warm(description)))
 
 
 def _warm(description: dict[str, Any]) -> bool:

@@ -78,9 +78,8 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     if request.split not in (TRAIN, EVERYTHING):
         raise DraftgaugeError(f"--split is {TRAIN} or {EVERYTHING}: a policy learns from these prompts")
     train = [split_trace(trace, request.split) for trace, _ in read]
-    if (
-        request.split == TRAIN
-    ):  # runs of other numbers of prompts are divided otherwise: what one judges on, none learns
+    if request.split == TRAIN:
+        # Runs of other numbers of prompts are divided otherwise: what one judges on, none learns.
         held = {key for t, _ in read for key, own in zip(prompt_keys(t), splits_of(t), strict=True) if own != TRAIN}
         train = [select(trace, np.array([key not in held for key in prompt_keys(trace)])) for trace in train]
     if (fewest := min(len(trace.prompts) for trace in train)) < MIN_PROMPTS:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import open_store, texts_of
-from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampled, target_of
+from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.api.policies import read_policies, warn_of_other_pairs
 from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
@@ -30,7 +28,6 @@ from draftgauge.policies.registry import with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.traces.datastore import grow, stored_output
 from draftgauge.traces.repetition import distinct_share
-from draftgauge.verification import Sampling
 
 NO_MODEL = "prompt_lookup"  # plain decoding loads no draft
 OnText = Callable[[str, str], None]
@@ -81,11 +78,8 @@ def generate(
     store = None
     if request.datastore is not None:
         store = open_store(request.datastore, vocabulary_digest(pair.tokenizer))
-    asked = sampled(request.sampling, pair.target_name)
-    sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
-    generator = None
-    if not sampling.greedy:
-        generator = torch.Generator(pair.target.spec.device).manual_seed(request.randomness.seed)
+    sampling = sampling_of(request.sampling, pair.target_name)
+    generator = pair.generator(sampling, request.randomness.seed)
     settings = replace(settings, sampling=sampling, end_tokens=pair.end_tokens, detokenize=pair.tokenizer.decode)
     tokens = _encode(pair, request)
     check_request(pair.target.spec, tokens, settings, generator)  # before costs are measured
@@ -157,11 +151,9 @@ class TokenStream:
 
     def __call__(self, tokens: list[int], origins: list[Origin]) -> None:
         for token, self._origin in zip(tokens, origins, strict=True):
-            piece = self._pieces.push(token)
-            if piece:
+            if piece := self._pieces.push(token):
                 self._on_text(piece, self._origin)
 
     def finish(self) -> None:
-        piece = self._pieces.finish()
-        if piece:
+        if piece := self._pieces.finish():
             self._on_text(piece, self._origin)

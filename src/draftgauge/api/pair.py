@@ -69,6 +69,9 @@ class Pair:
         ends = self.end_tokens if end_tokens is None else end_tokens
         return self.draft_source.drafter(self.target, self.taps, Drafting(ends, sampling, generator))
 
+    def generator(self, sampling: Sampling, seed: int) -> Generator | None:
+        return None if sampling.greedy else Generator(self.target.spec.device).manual_seed(seed)
+
     def encode(self, prompt: Prompt, rendering: Rendering = PLAIN) -> list[int]:
         return encode_with(self.tokenizer, prompt, rendering)
 
@@ -139,11 +142,8 @@ def labelled(spec: PairSpec) -> PairSpec:
     return replace(spec, compression=tuple(label_of(name, method, target) for name in spec.compression))
 
 
-def sampled(asked: SamplingSpec, target: str | Path) -> SamplingSpec:
-    if not asked.checkpoint_sampling:
-        return asked
-    own = own_sampling(target)
-    return SamplingSpec(temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
+def sampling_of(asked: SamplingSpec, target: str) -> Sampling:
+    return own_sampling(target) if asked.checkpoint_sampling else Sampling(asked.temperature, asked.top_k, asked.top_p)
 
 
 def target_of(spec: PairSpec) -> str:

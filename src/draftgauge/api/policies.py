@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.runs import warn
+from draftgauge.api.runs import fingerprints_of, warn
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.two_source import FITTED, replay_fitted
 from draftgauge.policies.base import Policy
@@ -16,8 +16,10 @@ from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, l
 from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, parse_spec, weighs_cost
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.simulate import Replay
-from draftgauge.replaying.splits import Design, prompt_keys
+from draftgauge.replaying.splits import Design, design_of, prompt_keys
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.trace import Trace
 
 PAIR = "pair"
 """Key of a fitted policy's provenance: fingerprints of target and draft."""
@@ -84,6 +86,16 @@ def fitted_here(policies: Sequence[NamedPolicy], design: Design, costs: CostCurv
     return {}
 
 
+def design_for(
+    policies: Sequence[NamedPolicy], run: Path, manifest: Manifest, trace: Trace, split: str | None
+) -> Design:
+    """The prompts of a run to judge policies on; warns of those fitted on another pair, or on some of these prompts."""
+    design = design_of(trace, split, fitted_on(policies))
+    warn_of_other_pairs(policies, fingerprints_of(manifest))
+    warn_of_seen(run, design, policies)
+    return design
+
+
 def warn_of_other_pairs(policies: Sequence[NamedPolicy], pair: Mapping[str, str | None]) -> None:
     """Warn of policies that were fitted on another target or draft than ``pair``, the fingerprints of these."""
     for policy in policies:
@@ -100,8 +112,7 @@ def warn_of_seen(run: Path, design: Design, policies: Sequence[NamedPolicy]) -> 
     """Warn of policies that are evaluated on prompts that they were fitted on."""
     keys = set(prompt_keys(design.trace))
     for policy in policies:
-        seen = 0 if policy.fitted is None else len(keys.intersection(policy.fitted.trained_on))
-        if seen:
+        if policy.fitted is not None and (seen := len(keys.intersection(policy.fitted.trained_on))):
             warn(
                 f"{policy.spec} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
                 f"{design.split!r}): what it gains there says little about other prompts"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampled, target_of
+from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampling_of, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
@@ -23,7 +23,7 @@ from draftgauge.api.recording import (
     record_in_parts,
     record_missing,
 )
-from draftgauge.api.requests import ProfileRequest
+from draftgauge.api.requests import ProfileRequest, SamplingSpec
 from draftgauge.api.runs import read_run, warn
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
@@ -67,7 +67,9 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
-    request = replace(request, pair=labelled(request.pair), sampling=sampled(request.sampling, target_of(request.pair)))
+    asked = sampling_of(request.sampling, target_of(request.pair))
+    sampling = SamplingSpec(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p)
+    request = replace(request, pair=labelled(request.pair), sampling=sampling)
     _check_recordable(request)
     if request.plan:
         return estimate_rows(request)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Generator
 
 from draftgauge.api.costs import measured
-from draftgauge.api.pair import Pair, drafter_of, load_pair
+from draftgauge.api.pair import Pair, drafter_of, load_pair, sampling_of
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import note_differences, usable_answers
@@ -39,7 +38,6 @@ from draftgauge.traces.costs import pair_fingerprint, run_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
 from draftgauge.traces.writer import TraceWriter
-from draftgauge.verification import Sampling
 
 RETRIES = 2  # of a part whose worker died; it goes on where it was
 
@@ -124,7 +122,7 @@ def record_missing(
 
     ``answers`` are known outputs of the target by prompt index, which are then not decoded.
     """
-    sampling, limit = _sampling(request), request.output.max_new_tokens
+    sampling, limit = sampling_of(request.sampling, pair.target_name), request.output.max_new_tokens
     plan = RecordingPlan(DecodingSettings(limit, sampling, pair.end_tokens), request.drafts.gamma_max)
     if request.outputs is not None and answers is None:  # in a part, by another process
         answers = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit).answers
@@ -140,10 +138,8 @@ def record_missing(
         if until is not None and done and time.monotonic() > until:
             writer.settle()
             break
-        drawing = None
-        if not sampling.greedy:  # each prompt has its own generator, as a run may be resumed anywhere
-            seed = derive_seed(request.randomness.seed, "record", prompt.index)
-            drawing = Generator(pair.target.spec.device).manual_seed(seed)
+        # Each prompt has its own generator, as a run may be resumed anywhere.
+        drawing = pair.generator(sampling, derive_seed(request.randomness.seed, "record", prompt.index))
         drafter = pair.drafter(sampling, drawing)
         if answers is None:
             writer.add(record_prompt(pair.target, drafter, prompt, tokens, plan, drawing))
@@ -171,7 +167,7 @@ def measure_pair(
         context_limit=pair.context,
         compression=pair.compression,
         vocabulary=vocabulary_digest(pair.tokenizer),
-        sampling=_sampling(request),
+        sampling=sampling_of(request.sampling, pair.target_name),
     )
     manifest = Manifest.load(run)
     curve = measured(pair, plan, request.randomness.seed, progress)
@@ -211,11 +207,6 @@ def batch_models(pair: Pair) -> tuple[LeanModel, LeanModel]:
             f"{draft.spec.engine}: leave out --batches"
         )
     return target, draft
-
-
-def _sampling(request: ProfileRequest) -> Sampling:
-    asked = request.sampling
-    return Sampling(asked.temperature, asked.top_k, asked.top_p)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.policies import (
-    default_policies,
-    expanded,
-    fitted_here,
-    fitted_on,
-    read_policies,
-    warn_of_other_pairs,
-    warn_of_seen,
-)
+from draftgauge.api.policies import default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.api.runs import fingerprints_of, read_run, select_runs, warn
+from draftgauge.api.runs import read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
@@ -27,7 +19,6 @@ from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.evaluate import ALL_TASKS, evaluate_design
 from draftgauge.replaying.simulate import can_replay
-from draftgauge.replaying.splits import design_of
 from draftgauge.replaying.verdict import verdict_of
 
 
@@ -66,14 +57,12 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
         named = read_policies(usual) if default else asked
         policies = expanded(named, manifest.gamma_max)
         trace, costs = read_run(run, request.judged.tasks)
-        design = design_of(trace, request.judged.split, fitted_on(policies))
+        design = design_for(policies, run, manifest, trace, request.judged.split)
         if costs.device != manifest.device:
             warn(
                 f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are "
                 f"those of {costs.device}"
             )
-        warn_of_other_pairs(policies, fingerprints_of(manifest))
-        warn_of_seen(run, design, policies)
         if request.batches:
             # Plain decoding and every fixed length are compared anyway.
             others = tuple(spec for spec in map(current_name, request.policies) if spec not in ("fixed", "no-draft"))

@@ -6,21 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.policies import (
-    default_policies,
-    expanded,
-    fitted_here,
-    fitted_on,
-    read_policies,
-    warn_of_other_pairs,
-    warn_of_seen,
-)
+from draftgauge.api.policies import default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import ReportRequest
-from draftgauge.api.runs import fingerprints_of, read_run, select_runs
+from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.provenance import read_measurement
-from draftgauge.replaying.splits import design_of
 from draftgauge.reporting.page import render
 from draftgauge.reporting.rows import judge_run
 
@@ -60,9 +51,7 @@ def write_report(
             continue
         named = expanded(read_policies((*default_policies(run, manifest.gamma_max), *policies)), manifest.gamma_max)
         trace, costs = read_run(run)
-        design = design_of(trace, split, fitted_on(named))
-        warn_of_other_pairs(named, fingerprints_of(manifest))
-        warn_of_seen(run, design, named)
+        design = design_for(named, run, manifest, trace, split)
         made = {policy.spec: policy.make(trace.gamma_max, costs) for policy in named}
         runs.append(judge_run(run, costs, design, {**made, **fitted_here(named, design, costs)}, live))
     atomic_write_text(out, render(runs, ranked))

@@ -38,8 +38,7 @@ def answered_prompts(
     """The prompts that have an answer, matched by the prompt's id, and the answers by the prompt's index."""
     answers = read_outputs(path)
     names = Counter(prompt.identifier for prompt, _ in encoded)
-    twice = [name for name in names if names[name] > 1 and name in answers]
-    if twice:
+    if twice := [name for name in names if names[name] > 1 and name in answers]:
         raise PromptError(f"{path} answers {_some(twice)}, and several prompts have that id: give every prompt its own")
     kept = [(prompt, tokens) for prompt, tokens in encoded if prompt.identifier in answers]
     if not kept:
@@ -87,8 +86,7 @@ def answer_tokens(
     if served.flaw:
         raise PromptError(served.flaw)
     tokens = list(served.token_ids)
-    strange = [token for token in tokens if not 0 <= token < len(tokenizer)]
-    if strange:
+    if strange := [token for token in tokens if not 0 <= token < len(tokenizer)]:
         raise PromptError(
             f"is written with another tokenizer: it holds the token {max(strange)}, and the target's tokenizer has "
             f"{len(tokenizer)}"

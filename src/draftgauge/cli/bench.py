@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
@@ -24,22 +24,18 @@ COLUMNS = {
 def bench(request: BenchRequest) -> list[dict[str, Any]]:
     from draftgauge.api.bench import bench as run
 
-    with progress() as advance:
-        rows = run(request, progress=advance)
-    _show(rows)
-    return rows
+    return _shown(run, request)
 
 
 def bench_servers(request: BenchServersRequest) -> list[dict[str, Any]]:
     from draftgauge.api.bench_servers import bench_servers as run
 
+    return _shown(run, request)
+
+
+def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[str, Any]]:
     with progress() as advance:
         rows = run(request, progress=advance)
-    _show(rows)
-    return rows
-
-
-def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     pooled = [row for row in rows if row["task"] == "all"]
     counts = {label(row): row["prompts"] for row in pooled}
     if len(set(counts.values())) > 1:
@@ -49,3 +45,4 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     show_table(f"All tasks together, {prompts}, live", pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
     console.print(describe_load(machine_load()), highlight=False)
     show_verdicts(pooled)
+    return rows

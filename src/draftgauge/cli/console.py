@@ -19,17 +19,9 @@ from types import FrameType
 from typing import IO, Any, cast
 
 from rich import box
+from rich import progress as bars
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 from rich.segment import Segment
 from rich.table import Table
 
@@ -239,14 +231,14 @@ def progress() -> Iterator[Progress]:
     Into a file or a pipe a line is written every :data:`SILENCE` seconds, as what takes hours must not look dead.
     """
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
     )
-    bars = Bars(*columns, console=errors, transient=not errors.is_terminal)
+    display = bars.Progress(*columns, console=errors, transient=not errors.is_terminal)
     tasks: dict[str, Any] = {}
     written, shown = time.monotonic(), ""
 
@@ -257,20 +249,20 @@ def progress() -> Iterator[Progress]:
             errors.print(f"{what}: {done} of {total}", highlight=False)
             written, shown = time.monotonic(), "" if last else what
         if what not in tasks:
-            bars.start()  # not before there is something to show: an error may come first
-            tasks[what] = bars.add_task(what, total=total)
-        bars.update(tasks[what], completed=done, total=total)
-        if bars.finished:  # what is printed next, such as a streamed answer, must not be overwritten
-            bars.stop()
+            display.start()  # not before there is something to show: an error may come first
+            tasks[what] = display.add_task(what, total=total)
+        display.update(tasks[what], completed=done, total=total)
+        if display.finished:  # what is printed next, such as a streamed answer, must not be overwritten
+            display.stop()
             for task in tasks.values():
-                bars.remove_task(task)
+                display.remove_task(task)
             tasks.clear()
 
     try:
         yield advance
     finally:
         if tasks:
-            bars.stop()
+            display.stop()
 
 
 def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -290,10 +282,9 @@ def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 def by_target(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> dict[str, str]:
     """Columns of rows about one target, and one more that names it, or the run, where there are several."""
-    several = len({label(row) for row in rows}) > 1
-    return ({"run" if any("run" in row for row in rows) else "compression": "target"} if several else {}) | dict(
-        columns
-    )
+    if len({label(row) for row in rows}) < 2:
+        return dict(columns)
+    return {"run" if any("run" in row for row in rows) else "compression": "target"} | dict(columns)
 
 
 def named(*keys: str) -> dict[str, str]:

@@ -51,8 +51,7 @@ def demo(request: DemoRequest) -> list[dict[str, Any]]:
         errors.print(Text("How each token came: ") + legend({name: name for name in STYLES}), highlight=False)
         rows = run(request, progress=advance, on_text=show_text, on_rows=on_rows)
     if left_out:
-        missing = " and ".join(left_out)
-        say(f"Run the same command with a larger --seconds to add {missing}.")
+        say(f"Run the same command with a larger --seconds to add {' and '.join(left_out)}.")
     say(describe_load(machine_load()))
     say(f"{time.monotonic() - begun:.0f} s. Open {request.out / REPORT_NAME} in a browser.")
     return rows

@@ -46,7 +46,6 @@ def diagnose(request: DiagnoseRequest) -> list[dict[str, Any]]:
     with progress() as advance:
         rows = run(request, progress=advance)
     for title, measure, columns in TABLES:
-        shown = [row for row in rows if measure in row and "step" not in row]
-        if shown:
+        if shown := [row for row in rows if measure in row and "step" not in row]:
             show_table(title, shown, columns)
     return rows

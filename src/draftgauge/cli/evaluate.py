@@ -33,6 +33,5 @@ def evaluate(request: EvaluateRequest) -> list[dict[str, Any]]:
     depths = [row for row in rows if "depth" in row]
     show_table("Acceptance by depth (alpha: given that all before it was accepted)", depths, BY_DEPTH)
     show_table("The drafter", (row for row in rows if "mat" in row), WHOLE)
-    parts = [row for row in rows if "measure" in row]
-    show_table("By task", parts, PARTS)
+    show_table("By task", (row for row in rows if "measure" in row), PARTS)
     return rows

@@ -31,6 +31,7 @@ from draftgauge.cli.console import EXIT_USAGE, console, errors, fail, friendly_w
 from draftgauge.cli.derive import TEXT, add_verb, as_words
 
 KEPT = "Everything finished so far is kept: run the same command again to go on."
+TRAINED = "Everything up to the last checkpoint is kept: run the same command again to go on."
 NOTHING = "Nothing was written."
 
 
@@ -71,11 +72,7 @@ def make_app() -> App:
             stores,
         ),
         "Train: draftgauge train --target T --prompts train.jsonl --out drafter": (
-            (
-                "train",
-                train.train,
-                "Everything up to the last checkpoint is kept: run the same command again to go on.",
-            ),
+            ("train", train.train, TRAINED),
             ("evaluate", evaluate.evaluate, NOTHING),
             ("diagnose", diagnose.diagnose, NOTHING),
             ("export", export.export, NOTHING),

@@ -55,8 +55,7 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
                 "--measure, a larger --cost-seconds and nothing else on the machine"
             )
     out = quote(str(request.out))
-    said = f"Next: draftgauge replay {out}   or   draftgauge report {out}"
-    say(said)
+    say(f"Next: draftgauge replay {out}   or   draftgauge report {out}")
     return rows
 
 

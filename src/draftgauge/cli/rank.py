@@ -52,8 +52,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:11]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
     say_how_to_fit([row["setting"] for row in ranked])
-    live = [row for row in ranked if "live_ratio" in row]
-    if live:
+    if live := [row for row in ranked if "live_ratio" in row]:
         order = sorted(live, key=lambda row: -row["live_ratio"])
         said = "as modelled" if order == live else "another one: " + ", ".join(row["drafter"] for row in order)
         say(f"The order of live decoding is {said}.")

@@ -48,7 +48,7 @@ class Artefact:
         atomic_write_text(path, _LISTS.sub(lambda match: _BREAKS.sub(" ", match[0]), text) + "\n")
 
     def read(self, path: Path) -> dict[str, Any]:
-        """The content of a file, checked against its digest: with ``version``, without ``format`` and ``sha256``.
+        """The content of a file, checked against its digest, without ``format``, ``version`` and ``sha256``.
 
         Raises:
             DraftgaugeError: (or ``error``) if the file is missing, damaged, of another kind or version, or was written
@@ -70,8 +70,7 @@ class Artefact:
             intact = False
         if not intact:
             self._refuse(path, f"is damaged or was edited: its content does not match its checksum ({self.what})")
-        del document["format"]
-        return document
+        return {name: value for name, value in document.items() if name not in _HEAD}
 
     def is_one(self, path: Path) -> bool:
         try:

@@ -47,9 +47,7 @@ def write_measurement(path: Path, command: str, rows: Iterable[Mapping[str, Any]
 
 def read_measurement(path: Path) -> Measurement:
     """Read what :func:`write_measurement` wrote."""
-    document = MEASUREMENT.read(path)
-    document.pop("version", None)
-    measurement = from_mapping(Measurement, document, str(path))
+    measurement = from_mapping(Measurement, MEASUREMENT.read(path), str(path))
     for row in measurement.rows:
         nested = [key for key, value in row.items() if isinstance(value, list | dict)]
         if nested:

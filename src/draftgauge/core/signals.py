@@ -27,7 +27,4 @@ NO_SIGNALS: Reads = frozenset()
 DISTRIBUTION: Reads = frozenset({SignalName.CONFIDENCE, SignalName.ENTROPY, SignalName.MARGIN})
 """The signals that take the drafter's probabilities."""
 OF_DRAFTED_TOKENS: Reads = DISTRIBUTION | {SignalName.TEXT}
-"""The signals of a drafted token.
-
-A policy that reads one of them is asked after each drafted token whether to go on.
-"""
+"""The signals of a drafted token: a policy that reads one of them is asked after each one whether to go on."""

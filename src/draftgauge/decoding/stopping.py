@@ -68,10 +68,7 @@ class StopStringWatch:
         if any(string in text for string in self._strings):
             return True
         if len(text) > 4 * self._reach:
-            self._forget(bisect_right(self._ends, len(text) - self._reach))
+            count = bisect_right(self._ends, len(text) - self._reach)
+            dropped = self._ends[count - 1] if count else 0
+            self._tail, self._ends = self._tail[count:], [end - dropped for end in self._ends[count:]]
         return False
-
-    def _forget(self, count: int) -> None:
-        dropped = self._ends[count - 1] if count else 0
-        self._tail = self._tail[count:]
-        self._ends = [end - dropped for end in self._ends[count:]]

@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from draftgauge.statistics.crossed import Counts, alpha_intervals, at_depths, difference
+from draftgauge.statistics.crossed import Counts, Floats, alpha_intervals, at_depths, difference
 
-Floats = NDArray[np.float64]
 Row = dict[str, Any]
 MEASURES = ("query_kl", "uniform_kl")
 OWN, TRUE = CONTROLS = ("own query", "true query")

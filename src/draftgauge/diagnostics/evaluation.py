@@ -75,12 +75,12 @@ def evaluate_drafter(
     agreed = agreement(net, target.module, texts, count)
     lengths = [accepted_lengths(rows) for rows in agreed]
     labelled = [labelled_depths(text, count) for text in texts]
-    forced = [depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)]
+    forced = np.array([depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)])
     progress("evaluation", 1, 4)
 
-    live_texts = texts[: plan.live]
     drafter = new_drafter(net, target, attach_taps(target, net.config.tap_plan), Drafting(plan.settings.end_tokens))
-    live, mismatched = live_acceptance(target, drafter, live_texts, count, plan.settings)
+    live, mismatched = live_acceptance(target, drafter, texts[: plan.live], count, plan.settings)
+    live_counts = np.array(live, np.int64).reshape(-1, 2, count)  # also of no text
     progress("evaluation", 2, 4)
 
     with_trees = [] if isinstance(net, BlockNet) else [text for text in texts[: plan.tree] if len(text.prompt) > 1]
@@ -93,10 +93,10 @@ def evaluate_drafter(
         tasks=[text.task for text in texts],
         positions=np.stack([(one[:, None] > np.arange(count)).sum(0) for one in labelled]),
         agreed=np.stack([rows.sum(0) for rows in agreed]),
-        reached=_stacked(forced, 0, count),
-        accepted=_stacked(forced, 1, count),
-        live_reached=_stacked(live, 0, count),
-        live_accepted=_stacked(live, 1, count),
+        reached=forced[:, 0],
+        accepted=forced[:, 1],
+        live_reached=live_counts[:, 0],
+        live_accepted=live_counts[:, 1],
         mismatched=mismatched,
         tree_tokens=np.array([tokens for tokens, _ in trees], np.int64),
         tree_steps=np.array([steps for _, steps in trees], np.int64),
@@ -122,8 +122,3 @@ def live_acceptance(
         counts.append(depth_counts(accepted, drafted, depths))
         mismatched += tuple(run.tokens) != text.output
     return counts, mismatched
-
-
-def _stacked(pairs: Sequence[tuple[Ints, Ints]], which: int, depths: int) -> Ints:
-    """``[texts, depths]``, also of no text."""
-    return np.array([pair[which] for pair in pairs], np.int64).reshape(-1, depths)

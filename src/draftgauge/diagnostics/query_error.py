@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.bottlenecks import CONTROLS, MEASURES, TRUE, Floats, QueryErrors
 from draftgauge.diagnostics.texts import HeldOutText, TextBatch, by_text, text_batches
+from draftgauge.drafters.anchors import KeysValues
 from draftgauge.drafters.reuse.blockwise import BlockLayer, BlockNet
-from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
 from draftgauge.drafters.reuse.unroll import unroll_states
@@ -231,7 +231,7 @@ def _parts(net: ReuseNet) -> list[tuple[nn.Module, nn.Linear]]:
 def _attended(part: nn.Module, inputs: tuple[Any, ...]) -> dict[int, _Attended]:
     """By depth: of the one that a chain attention is called for, or of all slots of a block."""
     if not isinstance(part, BlockLayer):
-        queries, injected, chain, causal = inputs
+        queries, injected, chain, causal, _ = inputs
         assert causal, "an unroll attends causally"
         drafted = torch.stack([keys for keys, _ in chain], -2)
         return {len(chain) - 1: _Attended(queries, injected, (), drafted)}

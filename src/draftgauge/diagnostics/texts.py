@@ -18,6 +18,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
+from draftgauge.training.reuse.generate import groups
 
 BATCH_TOKENS = 2048
 
@@ -87,20 +88,13 @@ class TextBatch:
 
 
 def text_batches(texts: Sequence[HeldOutText], depths: int, device: torch.device) -> Iterator[TextBatch]:
-    """Batches of all texts, shortest first, of up to ``BATCH_TOKENS`` tokens, padding included."""
-    members: list[int] = []
-    ordered = sorted(range(len(texts)), key=lambda i: len(texts[i].tokens))
-    for place, i in enumerate(ordered):
-        members.append(i)
-        longest = len(texts[ordered[min(place + 1, len(texts) - 1)]].tokens) + depths
-        if place + 1 < len(texts) and (len(members) + 1) * longest <= BATCH_TOKENS:
-            continue
-        chosen = [texts[member] for member in members]
-        width = len(texts[i].tokens) + depths - 1
+    """Batches of all texts, longest first, of up to ``BATCH_TOKENS`` tokens, padding included."""
+    for index in groups([len(text.tokens) for text in texts], depths, BATCH_TOKENS):
+        chosen = [texts[i] for i in index]
+        width = len(chosen[0].tokens) + depths - 1
         tokens = torch.tensor([text.tokens + [0] * (width - len(text.tokens)) for text in chosen], device=device)
         first = torch.tensor([len(text.prompt) - 2 for text in chosen])
-        yield TextBatch(tuple(members), tokens, first, torch.tensor([len(text.output) for text in chosen]))
-        members = []
+        yield TextBatch(tuple(index), tokens, first, torch.tensor([len(text.output) for text in chosen]))
 
 
 def by_text(batch: TextBatch, counted: Tensor, values: Tensor) -> np.ndarray:

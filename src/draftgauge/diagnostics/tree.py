@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.reuse.drafting import ChainState, begin, step_many, take_in
+from draftgauge.drafters.anchors import AnchorCache
+from draftgauge.drafters.reuse.drafting import Chain, begin, step, take_in
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.taps import batch_features, nowhere
 
@@ -49,25 +50,26 @@ def tree_acceptance(
         tokens = text.tokens
         whole = torch.tensor([tokens], device=module.device)
         features = batch_features(module, whole, net.config.tap_plan, nowhere(whole))
-        chain, anchors, steps = begin(net), 0, 0
+        cache, steps = begin(net), 0
         committed = len(text.prompt)
         while committed < len(tokens):
             # The drafter takes in the anchors since its last step, each with the token after it.
-            new = slice(anchors, committed - 1)
+            anchors, new = cache.length, slice(cache.length, committed - 1)
             following = torch.tensor(tokens[anchors + 1 : committed], device=features.logits.device)
             hidden = None if features.hidden is None else features.hidden[0, new]
             keys, values = (None if each is None else each[0, :, :, new] for each in (features.keys, features.values))
-            logits, chain = take_in(net, chain, following, hidden, keys, values)
-            anchors = committed - 1
-            committed += _accepted(net, chain, logits, tokens[committed:], shape or TreeShape()) + 1
+            logits, chain = take_in(net, cache, following, hidden, keys, values)
+            committed += _accepted(net, cache, chain, logits[0], tokens[committed:], shape or TreeShape()) + 1
             steps += 1
         found.append((len(text.output), steps))
     return found
 
 
-def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int], shape: TreeShape) -> int:
+def _accepted(
+    net: ReuseNet, cache: AnchorCache, chain: Chain, logits: Tensor, future: list[int], shape: TreeShape
+) -> int:
     """Length of the path of a tree that follows the text; the text's last token is the target's own at the latest."""
-    parents, drafted, scores = grow(net, chain, logits, shape)
+    parents, drafted, scores = grow(net, cache, chain, logits, shape)
     # A parent is more probable than its children, and earlier, so it is kept with them.
     kept = scores.argsort(descending=True, stable=True)[: shape.tokens - 1]
     children = {(int(parents[node]), int(drafted[node])): int(node) for node in kept}
@@ -79,7 +81,9 @@ def _accepted(net: ReuseNet, chain: ChainState, logits: Tensor, future: list[int
     return length
 
 
-def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> tuple[Tensor, Tensor, Tensor]:
+def grow(
+    net: ReuseNet, cache: AnchorCache, chain: Chain, logits: Tensor, shape: TreeShape
+) -> tuple[Tensor, Tensor, Tensor]:
     """All candidates of one tree, from the chain after ``take_in`` and the logits ``[V_d]`` of the first drafted token.
 
     Returns:
@@ -95,7 +99,7 @@ def grow(net: ReuseNet, chain: ChainState, logits: Tensor, shape: TreeShape) -> 
     rows = torch.zeros_like(frontier)  # the branch of the chain that each continues
     for _ in range(shape.depth - 1):
         _, drafted, scores = levels[-1]
-        logits, chain = step_many(net, chain.rows(rows), drafted[frontier])
+        logits, chain = step(net, cache, chain.rows(rows), drafted[frontier])
         more, tokens = logits.log_softmax(-1).topk(children)  # [branches, children]
         scores = (scores[frontier, None] + more).flatten()
         parents = (first + frontier).repeat_interleave(children)

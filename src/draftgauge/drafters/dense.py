@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.verification import Sampling, choose, draw, probabilities, residual, signals
 
@@ -212,13 +213,6 @@ def _sources(goes_on: NDArray[np.bool_], positions: int, gamma_max: int) -> tupl
 Chances = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class DraftRules:
-    model: CachedModel
-    end_tokens: frozenset[int]
-    sampling: Sampling
-
-
 @runtime_checkable
 class DraftsRefused(Drafter, Protocol):
     """A drafter whose drafts along a sampled output can be recorded: its draft depends on the text before it alone."""
@@ -236,26 +230,27 @@ class DraftsRefused(Drafter, Protocol):
 
 @torch.inference_mode()
 def draft_refused(
-    rules: DraftRules,
+    model: CachedModel,
+    how: Drafting,
     prompt_tokens: list[int],
     output: list[int],
     target_logits: Tensor,
     sampling: Sampling,
     gamma_max: int,
-    generator: Generator,
 ) -> tuple[DenseDrafts, Chances, Chances]:
     """From every position of an output a draft whose first token is rejected, and the acceptance probabilities there.
 
     Args:
-        rules: the draft model, whose cache is overwritten, and how it drafts.
+        model: the draft model, whose cache is overwritten.
+        how: its end tokens, sampling and generator.
         output: ``N`` tokens; an end token can only be the last.
         target_logits: ``[N, V]`` that the output was drawn from.
 
     Returns:
         The drafts; ``acceptance`` and ``survival``, ``[N]`` each, NaN where the text outgrows the draft model.
     """
-    model, vocabulary = rules.model, target_logits.shape[-1]
-    positions = len(output)
+    own, generator = how.sampling or Sampling(), how.generator
+    vocabulary, positions = target_logits.shape[-1], len(output)
     rows = max(0, min(positions, model.spec.context - len(prompt_tokens) + 1))
     drafts = DenseDrafts.empty(positions, gamma_max)
     chances = np.full((2, positions), np.nan, np.float32)
@@ -264,23 +259,23 @@ def draft_refused(
     for begin in range(0, rows, CHUNK):
         end = min(begin + CHUNK, rows)
         logits = model.forward(text[begin:end])[:, :vocabulary]
-        p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, rules.sampling)
+        p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, own)
         probability, refused = _first_refused(p, q, following[begin:end], generator)
         # Where logits are not finite the token does not matter: the recorder refuses their signals.
         note(logits, refused, drafts, np.arange(begin, end), 0)
         chances[:, begin:end] = probability.cpu().numpy()
     limits = np.minimum(gamma_max, model.spec.context - len(prompt_tokens) - np.arange(rows) + 1)
-    branching = np.flatnonzero(~np.isin(drafts.tokens[:rows, 0], list(rules.end_tokens)) & (limits > 1))
+    branching = np.flatnonzero(~np.isin(drafts.tokens[:rows, 0], list(how.end_tokens)) & (limits > 1))
 
     def drawn(logits: Tensor) -> Tensor:
-        return choose(logits, rules.sampling, generator).clamp_min(0)
+        return choose(logits, own, generator).clamp_min(0)
 
     grow_branches(model, len(prompt_tokens), branching, limits, drafts, vocabulary, drawn)  # as live drafting would
-    cut_after_end(drafts, rules.end_tokens)
+    cut_after_end(drafts, how.end_tokens)
     return drafts, chances[0], chances[1]
 
 
-def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
     """Acceptance and survival ``[2, n]``, and a rejected token ``[n]``, drawn from ``norm(max(q - p, 0))``: of the
     target's ``p`` ``[n, V]`` and the draft's ``q`` ``[n, W]``, without mass on ids that it lacks, at these tokens."""
     shared = p[:, : q.shape[-1]]

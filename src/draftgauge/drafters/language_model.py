@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
-from draftgauge.drafters.dense import Chances, DenseDrafts, DraftRules, draft_densely, draft_refused
+from draftgauge.drafters.dense import Chances, DenseDrafts, draft_densely, draft_refused
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
@@ -100,10 +100,9 @@ class LanguageModelDrafter:
         gamma_max: int,
         generator: Generator,
     ) -> tuple[DenseDrafts, Chances, Chances]:
-        rules, device = DraftRules(self.model, self.end_tokens, self.sampling), self.model.spec.device
-        own = generator_on(generator, device)
-        assert own is not None
-        return draft_refused(rules, prompt_tokens, output, target_logits.to(device), sampling, gamma_max, own)
+        device = self.model.spec.device
+        how = Drafting(self.end_tokens, self.sampling, generator_on(generator, device))
+        return draft_refused(self.model, how, prompt_tokens, output, target_logits.to(device), sampling, gamma_max)
 
     def _within_context(self, limit: int) -> int:
         return min(limit, self.model.spec.context - len(self._text) + 1)

@@ -56,7 +56,10 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
         Intervals are 95%, resampled by prompt, the turns of a conversation together.
     """
     ranked = {name: _at_best(*of) for name, of in recorded.items()}
-    ranked[NO_DRAFT] = _plain(next(iter(ranked.values())))
+    first = next(iter(ranked.values()))
+    nothing = replay_lengths(first.trace, np.zeros(first.trace.positions, np.int64), first.costs)
+    plain = replace(nothing, seconds=plain_seconds(first.trace, first.costs))
+    ranked[NO_DRAFT] = first._replace(setting="plain", of=plain)
     order = sorted(ranked, key=lambda name: -ranked[name].of.tokens_per_second)
     lookups = [ranked[name] for name in LOOKUPS if name in ranked]
     over = {"gain": ranked[order[0]]} | ({"gain_over_lookup": lookups[0]} if lookups else {})
@@ -110,11 +113,6 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
         tried[FITTED] = replay_fitted(design, costs)
     setting = recommended(totals(tried, conversations(design.trace)), best)
     return Ranked(setting, design.trace, costs, tried[setting])
-
-
-def _plain(of: Ranked) -> Ranked:
-    nothing = replay_lengths(of.trace, np.zeros(of.trace.positions, np.int64), of.costs)
-    return of._replace(setting="plain", of=replace(nothing, seconds=plain_seconds(of.trace, of.costs)))
 
 
 def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:

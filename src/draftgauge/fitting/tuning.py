@@ -2,8 +2,7 @@
 
 A policy that was fitted to a pair must not be compared with rivals at defaults that their authors chose for other
 pairs. So every policy with a grid (stated in its file, see :func:`~draftgauge.policies.registry.register_policy`) is
-replayed on the training prompts at every point of it, for one cost curve, and the fastest point is
-compared.
+replayed on the training prompts at every point of it, for one cost curve, and the fastest point is compared.
 """
 
 from __future__ import annotations

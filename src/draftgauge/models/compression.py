@@ -117,8 +117,7 @@ def weight_bytes(compression: str, dtype: torch.dtype) -> float:
 
 def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    return model
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def check_quantises(

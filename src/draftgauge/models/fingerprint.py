@@ -18,15 +18,8 @@ from draftgauge.models.gguf_library import is_gguf
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
 EDGE = 1 << 20  # bytes taken from either end of a larger one
 _TEXTS = (
-    "tokeni*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
+    *("tokeni*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "chat_template*"),
+    *("special_tokens_map.json", "added_tokens.json", "generation_config.json"),
 )
 PIECES, PIECE = 64, 1 << 16  # places evenly apart, and the bytes taken there
 

@@ -90,13 +90,12 @@ class GgufModel:
         for begin in range(0, len(ids), BATCH):
             chunk = ids[begin : begin + BATCH]
             last = begin + len(chunk) == len(ids)
-            self._batch.fill(chunk, self._places[self._length : self._length + len(chunk)], 0)
-            self._batch.ask(len(chunk), "all" if not last_only else "last" if last else "none")
+            asked = int(last) if last_only else len(chunk)
+            self._batch.fill(chunk, self._places[self._length : self._length + len(chunk)], 0, asked)
             self._decode()
             self._length += len(chunk)
-            if last_only and not last:
-                continue
-            rows.append(self._logits(1 if last_only else len(chunk)))
+            if asked:
+                rows.append(self._logits(asked))
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def branches(self, starts: Tensor) -> _Branches:
@@ -169,8 +168,7 @@ class _Branches:
         model, count = self._model, len(tokens)
         assert model._branches is self, "the branches ended with the model's last forward, truncate or reset"
         check_context(model.spec, int(self._positions.max()) + 1)
-        model._batch.fill(tokens.numpy(), self._positions, self._sequences)
-        model._batch.ask(count, "all")
+        model._batch.fill(tokens.numpy(), self._positions, self._sequences, count)
         model._decode()
         self._positions = self._positions + 1
         return model._logits(count)
@@ -209,12 +207,9 @@ class _Batch:
             self._asked.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, tokens: NDArray[np.int64], positions: Ints, sequences: Ints | int) -> None:
+    def fill(self, tokens: NDArray[np.int64], positions: Ints, sequences: Ints | int, asked: int) -> None:
+        """``asked``: of how many of the last tokens logits are asked for."""
         count = len(tokens)
         self.batch.n_tokens = count
         self._tokens[:count], self._positions[:count], self._sequences[:count] = tokens, positions, sequences
-
-    def ask(self, count: int, which: str) -> None:
-        self._asked[:count] = which == "all"
-        if which == "last":
-            self._asked[count - 1] = 1
+        self._asked[:count] = np.arange(count) >= count - asked

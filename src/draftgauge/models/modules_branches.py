@@ -13,8 +13,6 @@ from draftgauge.models.base import ModelSpec
 from draftgauge.models.spec import check_context
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
-Masks = Tensor | dict[str, Tensor]
-
 
 def takes_branch_masks(model: PreTrainedModel) -> bool:
     """Whether a custom mask and custom positions describe branches exactly for this model.
@@ -69,7 +67,7 @@ class MaskedBranches:
         self._positions = self._positions[rows]
         self._visible = self._visible[rows]
 
-    def _masks(self) -> Masks:
+    def _masks(self) -> Tensor | dict[str, Tensor]:
         """Additive masks ``[1, 1, N, keys]``, one for each kind of attention the model has."""
         kinds = set(getattr(self._config, "layer_types", None) or ())
         window = getattr(self._config, "sliding_window", None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -160,7 +160,7 @@ class StaticRows:
         self._cos, self._sin = self._model.rotary(capacity)
         self._passes: dict[Shape, RowsPass] = {}
         self._graphs: dict[Shape, Run] = {}
-        self._pool = graph_pool(weights, self.spec.device)
+        self._pool = graph_pool(self.spec.device, weights.eager)
 
     @property
     def recorded(self) -> int:
@@ -254,6 +254,7 @@ def check_caches_fit(caches: Sequence[tuple[LeanModel, int]], rows: int) -> None
 
 
 Run = Callable[[], Tensor]
+Result = TypeVar("Result")
 
 
 class GraphPool:
@@ -265,7 +266,7 @@ class GraphPool:
         self._memory = torch.cuda.graph_pool_handle()
         self._records = True
 
-    def capture(self, run: Run) -> Run:
+    def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
         """Record what ``run``, which must have run before, launches; the function that comes back launches it again.
 
         Where it cannot be recorded it comes back as it is, to be launched kernel by kernel, and so does all that
@@ -290,7 +291,7 @@ class GraphPool:
             warnings.warn(f"passes are launched kernel by kernel, as none could be recorded: {why}", stacklevel=2)
             return run
 
-        def replay() -> Tensor:
+        def replay() -> Result:
             with torch.cuda.device(self._device):
                 graph.replay()
             return output
@@ -298,5 +299,6 @@ class GraphPool:
         return replay
 
 
-def graph_pool(weights: LeanWeights, device: torch.device) -> GraphPool | None:
-    return GraphPool(device) if device.type == "cuda" and weights.eager is None else None
+def graph_pool(device: torch.device, eager: str | None = None) -> GraphPool | None:
+    """None where passes are launched kernel by kernel: on a CPU, or for the reason that is given."""
+    return GraphPool(device) if device.type == "cuda" and eager is None else None

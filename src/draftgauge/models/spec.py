@@ -18,8 +18,7 @@ UNLIMITED = 2**31 - 1  # context of models whose configuration names none (ALiBi
 def read_configuration(source: str | Path, trust_remote_code: bool) -> PreTrainedConfig:
     path = model_folder(source)
     with explained(source):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
-    return config
+        return AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
 
 
 def model_spec(model: PreTrainedModel, engine: str) -> ModelSpec:
@@ -51,10 +50,8 @@ def _context(config: PreTrainedConfig) -> tuple[int, str]:
             first = rope.get("original_max_position_embeddings")
             first = int(first or getattr(config, "original_max_position_embeddings", None) or named)
             if first < named:
-                return (
-                    first,
-                    "from there on its rotary embeddings (longrope) change, and with them keys that are cached",
-                )
+                why = "from there on its rotary embeddings (longrope) change, and with them keys that are cached"
+                return first, why
     return named, ""
 
 

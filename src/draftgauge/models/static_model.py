@@ -36,7 +36,7 @@ class StaticModel(LeanModel):
         self._memory: tuple[object, ...] = ()  # what the passes read and write
         self._passes: dict[tuple[int, int], RowsPass] = {}  # by number of tokens and bucket
         self._graphs: dict[tuple[int, int], Run] = {}
-        self._pool = graph_pool(self._weights, self.spec.device)
+        self._pool = graph_pool(self.spec.device, self._weights.eager)
         if self.spec.device.type == "cuda" and self._pool is None:
             warnings.warn(
                 f"the static engine runs this {self.spec.family} model without CUDA graphs: {self._weights.eager}",

@@ -49,15 +49,13 @@ class Taps:
         assert self._store is self._model.hidden, "other taps have taken the place of these"
         return self._store.rows(begin, end)
 
-    def keys(self, slot: int, begin: int, end: int) -> Tensor:
-        """``[KV, end - begin, D]`` keys of the plan's KV layer number ``slot``, rotated at their positions."""
+    def keys_values(self, begin: int, end: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """``[S, KV, end - begin, D]`` keys, rotated at their positions, and values of the plan's KV layers, copied."""
         assert 0 <= begin <= end <= self.length, (begin, end, self.length)
-        return self._model.keys_values(self.plan.kv_layers[slot])[0][:, begin:end]
-
-    def values(self, slot: int, begin: int, end: int) -> Tensor:
-        """``[KV, end - begin, D]``, the values of the plan's KV layer number ``slot``."""
-        assert 0 <= begin <= end <= self.length, (begin, end, self.length)
-        return self._model.keys_values(self.plan.kv_layers[slot])[1][:, begin:end]
+        pairs = [self._model.keys_values(layer) for layer in self.plan.kv_layers]
+        if not pairs:
+            return None, None
+        return torch.stack([pair[0][:, begin:end] for pair in pairs]), torch.stack([p[1][:, begin:end] for p in pairs])
 
 
 def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:

@@ -125,14 +125,11 @@ class PerRequest:
         return [slot for slot, limit in self._limits.items() if limit > 0]
 
     def onward(self, drafted: Mapping[int, Signal]) -> list[int]:
-        return [slot for slot, signal in drafted.items() if self._goes_on(slot, signal)]
+        within = {slot: signal for slot, signal in drafted.items() if signal.depth < self._limits[slot]}
+        return [s for s, signal in within.items() if not self._asks or self._policies[s].keep_drafting(signal)]
 
     def observe(self, slot: int, step: Step) -> None:
         self._policies[slot].observe(step)
-
-    def _goes_on(self, slot: int, signal: Signal) -> bool:
-        within = signal.depth < self._limits[slot]
-        return within and (not self._asks or self._policies[slot].keep_drafting(signal))
 
 
 def make_batch_policy(

@@ -45,8 +45,6 @@ def check_shares(name: str, key: str, values: Sequence[float], count: int) -> No
 
 
 def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int) -> tuple[int, ...]:
-    if not lengths:
-        raise DraftgaugeError(f"policy {name}: {key} must name at least one draft length")
     if min(lengths) < 1:
         raise DraftgaugeError(f"policy {name}: {key} must be lengths of at least 1, not {min(lengths)}")
     return tuple(sorted({min(length, gamma_max) for length in lengths}))

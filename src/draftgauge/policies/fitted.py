@@ -97,7 +97,6 @@ def load_fitted(path: Path) -> FittedPolicy:
 @lru_cache(maxsize=16)
 def _load_fitted(path: Path, changed: int) -> FittedPolicy:
     content = FILE.read(path)
-    del content["version"]
     try:
         fitted = from_mapping(FittedPolicy, content, "fitted policy")
     except DraftgaugeError as error:

@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from draftgauge.core.signals import Reads
 from draftgauge.policies.base import seconds_by_length, verification_seconds
 from draftgauge.traces.costs import CostCurve
-
-Floats = NDArray[np.float64]
 
 
 class Prices:
@@ -34,10 +31,11 @@ class Prices:
     def __init__(self, costs: CostCurve, reads: Reads, accepted_by_depth: Sequence[float]) -> None:
         """Price drafts of as many tokens as ``accepted_by_depth``, see ``StoppingNumbers``."""
         gamma_max = len(accepted_by_depth)
-        draft = _rising(seconds_by_length(costs, gamma_max, reads))
+        draft = isotonic_regression(seconds_by_length(costs, gamma_max, reads)).x
+        verify = isotonic_regression(verification_seconds(costs, gamma_max)).x
         expected = np.cumsum([1.0, *np.cumprod(accepted_by_depth)])
         self.rate = float((expected / draft).max())
-        self.verify: list[float] = (self.rate * _rising(verification_seconds(costs, gamma_max))).tolist()
+        self.verify: list[float] = (self.rate * verify).tolist()
         self._ahead: list[list[tuple[float, float]]] = []
         for drafted in range(gamma_max):
             tokens = np.cumsum([1.0, *np.cumprod(accepted_by_depth[drafted + 1 :])])
@@ -53,8 +51,3 @@ class Prices:
             chance: that the next token and all before it are accepted.
         """
         return max(chance * tokens - price for tokens, price in self._ahead[drafted])
-
-
-def _rising(seconds: Floats) -> Floats:
-    rising: Floats = isotonic_regression(seconds).x
-    return rising

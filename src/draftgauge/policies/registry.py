@@ -90,8 +90,7 @@ def fixed_length(spec: str) -> int | None:
     """The length of ``no-draft`` (0) or ``fixed:N``; None of other settings."""
     if spec == NO_DRAFT:
         return 0
-    gamma: int | None = parse_spec(spec)[1].get("gamma") if spec.startswith(FIXED) else None
-    return gamma
+    return parse_spec(spec)[1].get("gamma") if spec.startswith(FIXED) else None
 
 
 def entry_of(spec: str) -> PolicyEntry | None:

@@ -32,9 +32,6 @@ from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
 from draftgauge.traces.costs import CostCurve
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 STOPPING = "stopping"
 SIGNALS = ("logit_confidence",)
 LEAST, MOST = 1e-6, 1 - 1e-4  # confidences beyond count as these: their logits say no more
@@ -78,22 +75,18 @@ class ThroughputStopping(PolicyBase):
         return self.gamma_max if self._least[0] < 1 else 0
 
     def keep_drafting(self, signal: Signal) -> bool:
-        self._all_accepted *= float(self._chance(signal.confidence))
+        self._all_accepted *= float(self.chance(signal.confidence))
         return bool(signal.depth < self.gamma_max and self._all_accepted > self._least[signal.depth])
 
-    def acceptance(self, signals: SignalArrays) -> Floats:
-        """``[P, G]`` chance that each drafted token is accepted if all before it are; NaN where nothing was drafted."""
-        chances: Floats = self._chance(signals.confidence.astype(np.float64))
-        return chances
-
-    def lengths(self, signals: SignalArrays) -> Ints:
+    def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
         if not self.limit():
             return np.zeros(signals.positions, np.int64)
-        chances = np.cumprod(self.acceptance(signals), axis=1)[:, : self.gamma_max]
+        chances = np.cumprod(self.chance(signals.confidence.astype(np.float64)), axis=1)[:, : self.gamma_max]
         # NaN, where nothing was drafted, is not a stop: what the drafter had to propose caps the draft.
         return first_stop(chances <= np.append(self._least[1:], np.inf)[: chances.shape[1]], self.gamma_max)
 
-    def _chance(self, confidence: Any) -> Any:
+    def chance(self, confidence: Any) -> Any:
+        """That a token of this confidence is accepted if all before it are; NaN of NaN."""
         return 1 / (1 + np.exp(-(self.numbers.constant + self.numbers.logit_confidence * logit(confidence))))
 
 
@@ -112,6 +105,5 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | Non
     compared=True,
 )
 def stopping(*, gamma_max: int, costs: CostCurve) -> Policy:
-    fitted = bundled_policy(STOPPING)
-    numbers = from_mapping(StoppingNumbers, fitted.parameters, "bundled policy")
+    numbers = from_mapping(StoppingNumbers, bundled_policy(STOPPING).parameters, "bundled policy")
     return ThroughputStopping(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)

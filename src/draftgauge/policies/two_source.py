@@ -197,6 +197,5 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | Non
     compared=True,
 )
 def two_source(*, gamma_max: int, costs: CostCurve) -> Policy:
-    fitted = bundled_policy(TWO_SOURCE)
-    numbers = from_mapping(TwoSourceNumbers, fitted.parameters, "bundled policy")
+    numbers = from_mapping(TwoSourceNumbers, bundled_policy(TWO_SOURCE).parameters, "bundled policy")
     return TwoSource(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)

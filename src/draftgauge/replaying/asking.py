@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import SignalName
-from draftgauge.policies.base import (
-    DropsLast,
-    Extends,
-    Policy,
-    Signal,
-    Step,
-    asks_after_each_token,
-    begin,
-    reads_of,
-)
+from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.replaying.rows import signal_arrays
 from draftgauge.traces.trace import Trace
 

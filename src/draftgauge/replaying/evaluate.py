@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,10 +132,10 @@ def evaluate(
             accepted, text = float(outcome.accepted[mask].sum()), float(outcome.accepted_text[mask].sum())
             proposed = drafted + (outcome.appended - outcome.dropped)[mask].sum().item()
             gain = paired_gain(tokens, seconds, fixed_tokens, fixed_seconds, resamples=resamples)
-            over_rival: tuple[float | None, ...] = (None, None, None)
+            over_rival: Row = dict.fromkeys(("gain_over_rival", "gain_over_rival_low", "gain_over_rival_high"))
             if rival is not None:
                 base = (sum_by_prompt(numbers, values[mask]) for values in (rival.committed, rival.seconds))
-                over_rival = paired_gain(tokens, seconds, *base, resamples=resamples)[:3]
+                over_rival |= columns("gain_over_rival", paired_gain(tokens, seconds, *base, resamples=resamples))
             speed, slow, top = (1 / float(each.seconds[mask].sum()) for each in (outcome, fixed, bound))
             captured = None if math.isclose(top, slow, rel_tol=1e-9) else (speed - slow) / (top - slow)
             row: Row = {
@@ -163,15 +164,13 @@ def evaluate(
                 "p_value": gain.p_value,
                 "p_holm": None,
                 "best_rival": against.best_rival,
-                "gain_over_rival": over_rival[0],
-                "gain_over_rival_low": over_rival[1],
-                "gain_over_rival_high": over_rival[2],
+                **over_rival,
                 "captured": captured,
             }
             rows.append(row)
     for task, _ in task_masks(trace):
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
-        for row, adjusted in zip(tested, holm([figure(row, "p_value") for row in tested]), strict=True):
+        for row, adjusted in zip(tested, holm([cast(float, row["p_value"]) for row in tested]), strict=True):
             row["p_holm"] = adjusted
     best = fixed_name(best_gamma)
     candidates = {name: it for name, it in outcomes.items() if name not in BOUNDS}
@@ -219,12 +218,6 @@ def evaluate_design(
         ),
         split=design.split,
     )
-
-
-def figure(row: Mapping[str, object], key: str) -> float:
-    value = row[key]
-    assert value is None or isinstance(value, int | float), (key, value)
-    return math.nan if value is None else float(value)
 
 
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:

@@ -19,11 +19,6 @@ from draftgauge.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 
-SAMPLED = (
-    "a trace of sampled decoding does not hold the target's chances of the text's tokens: replay policies that look "
-    "tokens up on a greedy trace, or run them live"
-)
-
 
 def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored: StoredTexts | None = None) -> Replay:
     """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
@@ -50,7 +45,10 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored
     """
     if trace.sampled is not None:
         if text:
-            raise TraceError(SAMPLED)
+            raise TraceError(
+                "a trace of sampled decoding does not hold the target's chances of the text's tokens: replay policies "
+                "that look tokens up on a greedy trace, or run them live"
+            )
         return mean_of([hindsight_optimum(drawn, costs) for drawn in draws(trace)])
     # [C] drafted and appended tokens of every choice, the fewest tokens first; the first proposes nothing.
     longest = trace.gamma_max
@@ -72,7 +70,10 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored
     # Rows grouped by how far they are from their end: all of a group depend on earlier groups only.
     order = np.argsort(left, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        accepted = _accepted(trace, rows, gammas, tails, runs)  # [rows, C]
+        judged = trace.accepted[rows, None].astype(np.int64)
+        accepted = np.minimum(gammas, judged)  # [rows, C]
+        if runs is not None:
+            accepted += np.where(judged >= gammas, np.minimum(tails, runs[rows[:, None], gammas]), 0)
         rest = np.maximum(left[rows, None] - accepted - 1, 0)
         owed = costs.backlog_after(backlogs[:, None], gammas, accepted[:, None, :]) - 1  # [rows, B, C]
         seconds = cost_at[contexts[rows] - shortest][:, None, :] + catch_up
@@ -83,14 +84,6 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored
         best[rows] = seconds.argmin(axis=2)
         after[prompt[rows], left[rows[0]] % ahead] = seconds.min(axis=2)
     return _walk(trace, gammas[best], tails[best], costs, runs)
-
-
-def _accepted(trace: Trace, rows: Ints, gammas: Ints, tails: Ints, runs: Ints | None) -> Ints:
-    judged = trace.accepted[rows, None].astype(np.int64)
-    accepted = np.minimum(gammas, judged)
-    if runs is None:
-        return accepted
-    return accepted + np.where(judged >= gammas, np.minimum(tails, runs[rows[:, None], gammas]), 0)
 
 
 def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, runs: Ints | None) -> Replay:

@@ -21,8 +21,7 @@ EVERYTHING = "all"
 MIN_PROMPTS = 8
 """Fewer prompts than this make no split: an interval resampled from them would mean nothing."""
 
-TRAIN_SHARE, VALIDATION_SHARE, TEST_SHARE = 0.6, 0.2, 0.2
-SHARES = {TRAIN: TRAIN_SHARE, VALIDATION: VALIDATION_SHARE, TEST: TEST_SHARE}
+SHARES = {TRAIN: 0.6, VALIDATION: 0.2, TEST: 0.2}
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ def splits_of(trace: Trace) -> NDArray[np.str_]:
         members = np.flatnonzero(tasks == task)
         shuffled = members[np.argsort(digests[members], kind="stable")]
         # Of two or three prompts one is for testing; a validation prompt comes with the fourth.
-        testing = max(round(TEST_SHARE * len(members)), int(len(members) > 1))
-        training = max(round(TRAIN_SHARE * len(members)), 1)
+        testing = max(round(SHARES[TEST] * len(members)), int(len(members) > 1))
+        training = max(round(SHARES[TRAIN] * len(members)), 1)
         splits[shuffled[:training]] = TRAIN
         splits[shuffled[len(members) - testing :]] = TEST
     return splits[conversation]

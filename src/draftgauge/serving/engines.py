@@ -97,11 +97,10 @@ def by_batch(lengths: dict[int, int]) -> list[list[int]]:
     sizes = sorted(lengths)
     ranges: list[list[int]] = []
     for size, following in zip(sizes, [*sizes[1:], sizes[-1] + 1], strict=True):
-        first = 1 if not ranges else size
         if ranges and ranges[-1][2] == lengths[size]:
             ranges[-1][1] = following - 1
         else:
-            ranges.append([first, following - 1, lengths[size]])
+            ranges.append([size if ranges else 1, following - 1, lengths[size]])
     return ranges
 
 

@@ -41,8 +41,7 @@ def read_outputs(path: Path) -> dict[str, ServedAnswer]:
             raise PromptError(f"{where}: has no custom_id; give the output file of a batch in OpenAI's format")
         if identifier in answers:
             raise PromptError(f"{where}: the custom_id {identifier!r} comes a second time")
-        answer = _answer(entry, where)
-        if answer is not None:
+        if (answer := _answer(entry, where)) is not None:
             answers[identifier] = answer
     if not answers:
         raise PromptError(f"{path} holds no answer of a request that succeeded")

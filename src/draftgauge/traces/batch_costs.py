@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import map_coordinates
 
 from draftgauge.core.errors import TraceError
@@ -88,11 +88,12 @@ class BatchCosts:
         if batches.size and not 1 <= batches.min() <= batches.max() <= self.largest:
             asked = f"asked for {batches.min():g} to {batches.max():g}: profile larger batches"
             raise TraceError(f"costs were measured for batches of 1 to {self.largest}, {asked}")
-        values = np.asarray(table)
-        places = (
-            np.interp(batches, self.batches, np.arange(values.shape[0])),
-            np.interp(contexts, self.contexts, np.arange(values.shape[1])),
-            np.minimum(tokens - 1, values.shape[2] - 1),
-        )
-        flat = map_coordinates(values, np.reshape(places, (3, -1)), order=1, mode="nearest")
-        return np.asarray(flat.reshape(batches.shape))
+        row = np.interp(batches, self.batches, np.arange(len(self.batches)))
+        return between(table, row, np.interp(contexts, self.contexts, np.arange(len(self.contexts))), tokens - 1)
+
+
+def between(table: ArrayLike, *places: ArrayLike) -> NDArray[np.float64]:
+    """Values of a table at ``places`` along each of its axes, linearly between its entries, and the last one beyond."""
+    along = np.broadcast_arrays(*places)
+    values = map_coordinates(np.asarray(table), np.reshape(along, (len(along), -1)), order=1, mode="nearest")
+    return np.asarray(values.reshape(along[0].shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.sampled import take_rows, with_chances
-from draftgauge.traces.trace import SIGNALS, Trace
+from draftgauge.traces.sampled import with_chances
+from draftgauge.traces.trace import SIGNALS, SampledDrafts, Trace
 
 # The arrays with one row a position; a record of sampled decoding has two more.
 COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin")
@@ -51,8 +51,7 @@ def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
 def remaining_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """``[P]`` rows from each row to the end of its prompt, itself included."""
     ends = np.repeat(offsets[1:], np.diff(offsets))
-    rest: NDArray[np.int64] = ends - np.arange(offsets[-1])
-    return rest
+    return ends - np.arange(offsets[-1])
 
 
 def conversations(trace: Trace) -> NDArray[np.int64]:
@@ -76,7 +75,9 @@ def take(trace: Trace, order: NDArray[np.int64]) -> Trace:
     offsets = offsets_of(lengths)
     rows = np.arange(offsets[-1]) + np.repeat(trace.offsets[:-1][order] - offsets[:-1], lengths)
     columns = {name: getattr(trace, name)[rows] for name in COLUMNS}
-    sampled = None if trace.sampled is None else take_rows(trace.sampled, rows)
+    sampled = trace.sampled
+    if sampled is not None:
+        sampled = SampledDrafts(*(getattr(sampled, each.name)[rows] for each in fields(sampled)))
     return replace(trace, prompts=tuple(trace.prompts[i] for i in order), offsets=offsets, sampled=sampled, **columns)
 
 

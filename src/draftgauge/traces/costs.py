@@ -15,7 +15,7 @@ from draftgauge.core.compressions import Compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads
-from draftgauge.traces.batch_costs import BatchCosts
+from draftgauge.traces.batch_costs import BatchCosts, between
 from draftgauge.traces.checks import are_seconds
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
 
@@ -116,13 +116,7 @@ class CostCurve:
                 f"the cost curve was measured for gamma 0..{self.gamma_max}, asked for {asked}: profile with a "
                 "larger gamma_max"
             )
-        values, nodes = np.asarray(table), np.asarray(self.contexts, np.float64)
-        node = np.interp(context, nodes, np.arange(len(nodes)))  # clamped to the ends
-        below = np.floor(node).astype(np.int64)
-        above = np.minimum(below + 1, len(nodes) - 1)
-        share = node - below
-        seconds: NDArray[np.float64] = (1 - share) * values[below, column] + share * values[above, column]
-        return seconds
+        return between(table, np.interp(context, self.contexts, np.arange(len(self.contexts))), column)
 
     @property
     def backlog_max(self) -> int:
@@ -195,7 +189,7 @@ class CostCurve:
         """Read what :meth:`save` wrote."""
         content = ARTEFACT.read(path)
         try:
-            curve = from_mapping(cls, {name: value for name, value in content.items() if name != "version"})
+            curve = from_mapping(cls, content)
             curve.validate()
         except DraftgaugeError as error:
             raise TraceError(f"{path} is not a cost curve: {error}; {AGAIN}") from error

@@ -151,7 +151,6 @@ class Manifest:
         if not path.exists():
             raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`")
         values = MANIFEST.read(path)
-        del values["version"]
         try:
             return from_mapping(cls, values, str(path))
         except DraftgaugeError as error:

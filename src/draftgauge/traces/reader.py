@@ -98,10 +98,8 @@ def select_tasks(trace: Trace, tasks: Collection[str] | None, source: Path) -> T
 
 def _columns(shard: Shard, gamma_max: int) -> dict[str, NDArray[Any]]:
     table = shard.table
-    columns: dict[str, NDArray[Any]] = {
-        name: table[name].to_numpy() for name in ("token", "target_entropy", "accepted")
-    }
-    columns |= {name: table[name].to_numpy() for name in CHANCES if name in table.column_names}
+    flat = [name for name in ("token", "target_entropy", "accepted", *CHANCES) if name in table.column_names]
+    columns: dict[str, NDArray[Any]] = {name: table[name].to_numpy() for name in flat}
     columns["drafted"] = list_lengths(table, "draft_token").astype(np.int16)
     try:
         columns["draft_token"] = to_padded(table["draft_token"].chunk(0), gamma_max, -1, np.int32)

@@ -32,7 +32,7 @@ of position ``s + j - 1``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,6 @@ def with_chances(trace: Trace, acceptance: NDArray[np.float32], survival: NDArra
     """The trace of sampled decoding whose refused drafts are the rows of a trace; the chances are ``[P]``."""
     sampled = SampledDrafts(acceptance, survival, trace.draft_token, trace.confidence, trace.entropy, trace.margin)
     return replace(trace, sampled=sampled, **draw_rows(trace.token, trace.prompts, trace.offsets, sampled))
-
-
-def take_rows(sampled: SampledDrafts, rows: NDArray[np.int64]) -> SampledDrafts:
-    """The drafts of some rows, ``[n]``."""
-    return SampledDrafts(**{field.name: getattr(sampled, field.name)[rows] for field in fields(sampled)})
 
 
 def drawn(trace: Trace, draw: int = 0) -> Trace:
@@ -127,8 +122,7 @@ def reach_chances(trace: Trace) -> NDArray[np.float64]:
 def _inside(offsets: NDArray[np.int64], depths: int) -> NDArray[np.bool_]:
     """``[P, depths]`` whether the row 0, 1, ... rows on belongs to the same prompt."""
     ends = np.repeat(offsets[1:], np.diff(offsets))
-    inside: NDArray[np.bool_] = np.arange(offsets[-1])[:, None] + np.arange(depths) < ends[:, None]
-    return inside
+    return np.arange(offsets[-1])[:, None] + np.arange(depths) < ends[:, None]
 
 
 def _next_true(marks: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:

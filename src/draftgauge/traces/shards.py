@@ -49,6 +49,9 @@ SAMPLED_COLUMNS = pa.schema([*COLUMNS, pa.field("acceptance", pa.float32()), pa.
 ones."""
 
 _BY_VERSION = {GREEDY_VERSION: COLUMNS, SAMPLED_VERSION: SAMPLED_COLUMNS}
+# Columns as Parquet names them, where lists are columns of their elements.
+_INTEGERS = ["prompt_index", "position", "token", "accepted", "draft_token.list.element"]
+_FLOATS = ["target_entropy", "acceptance", "survival", *(f"{name}.list.element" for name in SIGNALS)]
 _NAME = re.compile(r"positions-(\d{5,})\.parquet")
 _COMPRESSION_LEVEL = 9  # of Zstandard: 5% smaller than its default, and as quick to read
 
@@ -93,20 +96,13 @@ def write_shard(path: Path, records: Sequence[PromptRecord], fingerprint: str) -
     prompts = json.dumps([asdict(record.info) for record in records], separators=(",", ":"))
     metadata = {VERSION_KEY: str(version), FINGERPRINT_KEY: fingerprint, PROMPTS_KEY: prompts}
     schema = _BY_VERSION[version].with_metadata(metadata)
-    leaves = {
-        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name: (
-            field.type.value_type if pa.types.is_list(field.type) else field.type
-        )
-        for field in schema
-    }
-    floats = [name for name, kind in leaves.items() if pa.types.is_floating(kind)]
     write_parquet(
         path,
         pa.table([columns[name] for name in schema.names], schema=schema),
         compression_level=_COMPRESSION_LEVEL,
         # The bytes of floating-point numbers, grouped by their significance, compress to half.
-        use_dictionary=[name for name in leaves if name not in floats],
-        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        use_dictionary=_INTEGERS,
+        column_encoding=dict.fromkeys(_FLOATS, "BYTE_STREAM_SPLIT"),
     )
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from draftgauge.api.requests.parts import (
     CHAT,
-    ChatSpec,
     CostSpec,
-    DeviceSpec,
     DraftSpec,
     ExecutorSpec,
     JudgedSpec,
@@ -19,12 +17,12 @@ from draftgauge.api.requests.parts import (
     PairSpec,
     PromptSpec,
     SamplingSpec,
-    SeedSpec,
     TokenizerSpec,
+    check_each_once,
 )
 from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import at_least_one, positive
+from draftgauge.core.parts import ChatSpec, DeviceSpec, SeedSpec, at_least_one, positive
 from draftgauge.core.settings import option
 
 DATASTORE_TOKENS = 1 << 17  # most tokens that a new datastore holds
@@ -102,9 +100,7 @@ class RankRequest:
     loading: LoadSpec = LoadSpec()
 
     def __post_init__(self) -> None:
-        if not self.drafters or len(set(self.drafters)) < len(self.drafters):
-            named = ", ".join(self.drafters) or "none at all"
-            raise DraftgaugeError(f"name at least one drafter, and each once, not {named}")
+        check_each_once("drafter", self.drafters)
         at_least_one(self, "live")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftgauge.core.compressions import UNCOMPRESSED, Compression
@@ -13,6 +14,12 @@ from draftgauge.core.settings import option
 
 LONG_PROMPTS = ("error", "truncate", "skip")
 CHAT = "put text through the chat template as a user's message, or take it as it is; the template if there is one."
+
+
+def check_each_once(kind: str, names: Sequence[object]) -> None:
+    if not names or len(set(names)) < len(names):
+        listed = ", ".join(map(str, names)) or "none at all"
+        raise DraftgaugeError(f"name at least one {kind}, and each once, not {listed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +65,7 @@ class PairSpec:
     loading: LoadSpec = LoadSpec()
 
     def __post_init__(self) -> None:
-        if not self.compression or len(set(self.compression)) < len(self.compression):
-            raise DraftgaugeError(
-                f"name at least one compression, and each once, not {', '.join(self.compression) or 'none at all'}"
-            )
+        check_each_once("compression", self.compression)
 
     def at(self, compression: str) -> PairSpec:
         return replace(self, compression=(compression,))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftgauge.api.requests.parts import DeviceSpec, OutputSpec, PromptSpec, TargetLoadSpec
+from draftgauge.api.requests.parts import OutputSpec, PromptSpec, TargetLoadSpec, check_each_once
 from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import TeacherSpec, WorkersSpec, at_least_one
+from draftgauge.core.parts import DeviceSpec, TeacherSpec, WorkersSpec, at_least_one
 from draftgauge.core.settings import option
 from draftgauge.training.reuse.request import TrainingSpec
 
@@ -78,10 +78,7 @@ class DiagnoseRequest:
     loading: TargetLoadSpec = TargetLoadSpec()
 
     def __post_init__(self) -> None:
-        if not self.runs or len(set(self.runs)) < len(self.runs):
-            raise DraftgaugeError(
-                f"name at least one run, and each once, not {', '.join(map(str, self.runs)) or 'none at all'}"
-            )
+        check_each_once("run", self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)

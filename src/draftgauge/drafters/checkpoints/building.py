@@ -14,7 +14,7 @@ from draftgauge.drafters.checkpoints.decoder import DrafterNet, Weights
 from draftgauge.drafters.checkpoints.dflash import DFlashNet
 from draftgauge.drafters.checkpoints.eagle3 import Eagle3Net
 from draftgauge.drafters.checkpoints.files import read_tensors
-from draftgauge.drafters.checkpoints.layouts import DFlashLayout, Eagle3Layout, Layout
+from draftgauge.drafters.checkpoints.layouts import Eagle3Layout, Layout
 from draftgauge.drafters.checkpoints.shapes import DRAFTED, EMBEDDING, FUSE, HEAD, TO_TARGET, check_weights
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_rules import specforge_taps
@@ -47,10 +47,8 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     # of a target on several devices the head may lie on another one than the states
     head = held[HEAD] if HEAD in held else target.module.get_output_embeddings().weight.detach().to(device)
     weights, to_target = Weights(held, layout.decoder), None if ids is None else ids.to(device)
-    if isinstance(layout, Eagle3Layout):
-        return Eagle3Net(layout, weights, embedding, head, to_target)
-    assert isinstance(layout, DFlashLayout)
-    return DFlashNet(layout, weights, embedding, head, to_target)
+    kind: type[DrafterNet] = Eagle3Net if isinstance(layout, Eagle3Layout) else DFlashNet
+    return kind(layout, weights, embedding, head, to_target)
 
 
 def check_target(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor], target: CachedModel) -> None:

@@ -8,8 +8,8 @@ target has computed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,13 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from draftgauge.drafters.anchors import AnchorCache, KeysValues, Places
 from draftgauge.drafters.checkpoints.layouts import DecoderSpec, Layout
-from draftgauge.drafters.reuse.drafting import GrowingPair
+from draftgauge.drafters.reuse.blockwise import block_attention
 from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, rotate
 from draftgauge.models.folder import explained
+
+AT_ONCE = 512  # tokens of a prompt: attention takes memory by their product with those before
 
 
 class Weights:
@@ -63,23 +66,6 @@ class Weights:
         return heads.transpose(-3, -2)
 
 
-class Cache:
-    """Keys and values of all anchors of the committed text, in every layer of the drafter."""
-
-    def __init__(self, decoder: DecoderSpec, like: Tensor) -> None:
-        self._layers = [GrowingPair(decoder.kv_heads, decoder.head_dim, like) for _ in range(decoder.layers)]
-        self.length = 0
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Those ``[KV, n, D]`` of the anchors from ``length`` on; it grows when all layers have written."""
-        self._layers[layer].reserve(self.length, self.length + keys.shape[1])
-        self._layers[layer].write(self.length, (keys[None], values[None]))
-
-    def view(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
-        """Two ``[1, KV, length, D]``."""
-        return self._layers[layer].view(length)
-
-
 class Branches(Protocol):
     """Drafts that grow together from consecutive anchors."""
 
@@ -108,61 +94,46 @@ class DrafterNet(ABC):
         self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
         self._tables = rotary_tables(layout.decoder, "the drafter's rotary embedding")
 
-    def begin(self) -> Cache:
-        return Cache(self.layout.decoder, self._head)
+    def begin(self) -> AnchorCache:
+        decoder = self.layout.decoder
+        return AnchorCache([decoder.kv_heads] * decoder.layers, decoder.head_dim, self._head, self._tables)
 
-    @abstractmethod
-    def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def take_in(self, cache: AnchorCache, tokens: Tensor, hidden: Tensor) -> Tensor:
         """Add anchors with their states ``hidden [n, S, H]`` and the token ``[n]`` after each.
 
         Returns:
             What drafts from each of them begin with, ``[n, ...]``.
         """
+        pieces = zip(tokens.split(AT_ONCE), hidden.split(AT_ONCE), strict=True)
+        return torch.cat([self.absorb(cache, cache.extend(len(part[0])), *part) for part in pieces])
 
     @abstractmethod
-    def branches(self, cache: Cache, first: int, begin: Tensor) -> Branches: ...
+    def absorb(self, cache: AnchorCache, places: Places, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """:meth:`take_in` where the cache has made room, in shapes that depend on the number of new anchors alone."""
+
+    @abstractmethod
+    def run(self, cache: AnchorCache, *given: Any) -> Any:
+        """What the branches run."""
+
+    @abstractmethod
+    def branches(
+        self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
+    ) -> Branches:
+        """Drafts from the anchors from ``first`` on; ``run`` runs :meth:`run` with this cache."""
 
 
 def rotary_tables(decoder: DecoderSpec, where: str) -> RotaryTables:
     with explained(where):
-        config = LlamaConfig(
-            hidden_size=decoder.hidden_size,
-            num_attention_heads=decoder.heads,
-            head_dim=decoder.head_dim,
-            **decoder.rope,
-        )
-        return RotaryTables(LlamaRotaryEmbedding(config))
+        shape = {"hidden_size": decoder.hidden_size, "num_attention_heads": decoder.heads, "head_dim": decoder.head_dim}
+        return RotaryTables(LlamaRotaryEmbedding(LlamaConfig(**shape, **decoder.rope)))
 
 
 def two_part_attention(
-    queries: Tensor,
-    shared: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
-    hidden: Tensor | None,
-    own_hidden: Tensor | None,
+    queries: Tensor, shared: KeysValues, own: KeysValues, hidden: Tensor, own_hidden: Tensor | None
 ) -> Tensor:
-    """One softmax over keys that all rows share and keys of each row's block.
-
-    Args:
-        queries: ``[R, Q, B, D]``.
-        shared: keys and values ``[1, KV, L, D]``.
-        own: ``[R, KV, B, D]``.
-        hidden: ``[R, B, L]`` true where a place does not see a shared key; None if it sees all.
-        own_hidden: ``[B, B]`` likewise of the block.
-
-    Returns:
-        ``[R, B, Q * D]``.
-    """
-    rows, heads, places, dim = queries.shape
-    key_heads = own[0].shape[1]
-    grouped = (queries * dim**-0.5).reshape(rows, key_heads, -1, dim)  # [R, KV, G * B, D]
-    far, near = grouped @ shared[0].mT, grouped @ own[0].mT
-    repeated = heads // key_heads
-    if hidden is not None:
-        far = far.masked_fill(hidden[:, None].repeat(1, 1, repeated, 1), float("-inf"))
-    if own_hidden is not None:
-        near = near.masked_fill(own_hidden.repeat(repeated, 1), float("-inf"))
-    weights = torch.cat((far, near), -1).softmax(-1, dtype=torch.float32).to(queries.dtype)
-    length = shared[0].shape[2]
-    mixed = weights[..., :length] @ shared[1] + weights[..., length:] @ own[1]
-    return mixed.view(rows, heads, places, dim).transpose(1, 2).flatten(2)
+    """:func:`block_attention` of rows that are one block each, ``[R, Q, B, D]`` to ``[R, B, Q * D]``; all share keys
+    and values ``[1, KV, L, D]``. ``hidden`` ``[R, B, L]`` and ``own_hidden`` ``[B, B]`` are true where a place does not
+    see a key."""
+    mixed = block_attention(queries, [shared], own, hidden[:, None], queries.shape[2], own_hidden)
+    return mixed.transpose(1, 2).flatten(2)

@@ -6,61 +6,63 @@ tokens: the last committed one and masks. Letters in shapes as in :mod:`draftgau
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftgauge.drafters.checkpoints.decoder import Cache, DrafterNet, two_part_attention
+from draftgauge.drafters.anchors import AnchorCache, Places
+from draftgauge.drafters.checkpoints.decoder import DrafterNet, two_part_attention
 from draftgauge.drafters.checkpoints.layouts import DFlashLayout
-from draftgauge.drafters.reuse.rotary import window
+from draftgauge.drafters.reuse.rotary import Tables, window
 
 
 class DFlashNet(DrafterNet):
     layout: DFlashLayout
 
-    @torch.inference_mode()
-    def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
+    def absorb(self, cache: AnchorCache, places: Places, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The token ``[n]`` after each anchor."""
-        end = cache.length + len(tokens)
         fused = self.weights.norm("hidden_norm", self.weights.linear("fc", hidden.to(self._head.dtype).flatten(1)))
-        tables = window(self._tables(end, fused), cache.length, end)
         for number, layer in enumerate(self._layers):
-            cache.write(number, *layer.keys_values(fused, tables))
-        cache.length = end
-        return tokens
+            keys, values = layer.keys_values(fused, window(places.tables, 0, len(tokens)))
+            cache.write(number, places.at, (keys[None], values[None]))
+        return tokens.clone()
 
     @torch.inference_mode()
-    def branches(self, cache: Cache, first: int, begin: Tensor) -> DFlashBranches:
-        states = self._block(cache, first, begin)
-        start = 0 if self.layout.from_anchor else 1
-        states = states[:, start:]
+    def branches(
+        self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
+    ) -> DFlashBranches:
+        row, place = (torch.arange(count, device=begin.device) for count in (len(begin), self.layout.block))
+        positions = first + 1 + row[:, None] + place  # [R, B]
+        cos, sin = self._tables(first + len(begin) + self.layout.block, self._head)
+        states = (run or partial(self.run, cache))(begin, positions, (cos[positions][:, None], sin[positions][:, None]))
+        states = states[:, 0 if self.layout.from_anchor else 1 :]
         return DFlashBranches(self, begin, states, F.linear(states, self._head).float())
 
-    def _block(self, cache: Cache, first: int, tokens: Tensor) -> Tensor:
-        """States ``[R, B, H]`` of the blocks that begin with these tokens ``[R]``."""
-        layout, rows = self.layout, len(tokens)
-        masks = tokens.new_full((rows, layout.block - 1), layout.mask_token)
+    def run(self, cache: AnchorCache, tokens: Tensor, positions: Tensor, tables: Tables) -> Tensor:
+        """States ``[R, B, H]`` of the blocks that begin with these tokens ``[R]``, at positions ``[R, B]``."""
+        layout = self.layout
+        masks = tokens.new_full((len(tokens), layout.block - 1), layout.mask_token)
         states = F.embedding(torch.cat((tokens[:, None], masks), 1), self._embedding)
-        row, place = (torch.arange(count, device=tokens.device) for count in (rows, layout.block))
-        positions = first + 1 + row[:, None] + place  # [R, B]
-        cos, sin = self._tables(first + rows + layout.block, states)
-        tables = cos[positions][:, None], sin[positions][:, None]
-        length = first + rows
+        place = torch.arange(layout.block, device=tokens.device)
         for number, (layer, reach) in enumerate(zip(self._layers, layout.windows, strict=True)):
             entering = layer.norm("input_layernorm", states)
             queries, own = layer.queries(entering, tables), layer.keys_values(entering, tables)
-            unseen = self._unseen(positions, length, reach)
+            unseen = self._unseen(positions, cache.capacity, reach)
             behind = place > place[:, None] if reach is not None and layout.causal_windows else None
-            mixed = two_part_attention(queries, cache.view(number, length), own, unseen, behind)
+            mixed = two_part_attention(queries, cache.pairs[number], own, unseen, behind)
             states = states + layer.linear("self_attn.o_proj", mixed)
             states = states + layer.swiglu(layer.norm("post_attention_layernorm", states))
         return self.weights.norm("norm", states)
 
-    def _unseen(self, positions: Tensor, length: int, reach: int | None) -> Tensor | None:
-        """``[R, B, length]`` true for anchors that a place does not see: of later rows, or outside its window."""
-        if len(positions) == 1 and reach is None:
-            return None
-        anchors = torch.arange(length, device=positions.device)
+    def _unseen(self, positions: Tensor, capacity: int, reach: int | None) -> Tensor:
+        """``[R, B, C]`` true for places of the cache that one of a block does not see: of later rows or of none, or
+        outside its window.
+        """
+        anchors = torch.arange(capacity, device=positions.device)
         unseen = (anchors >= positions[:, :1, None]).expand(-1, positions.shape[1], -1)
         if reach is None:
             return unseen

@@ -7,50 +7,80 @@ draft, its own output after that. Letters in shapes as in :mod:`draftgauge.draft
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftgauge.drafters.checkpoints.decoder import Cache, DrafterNet
+from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
+from draftgauge.drafters.checkpoints.decoder import DrafterNet
 from draftgauge.drafters.checkpoints.layouts import Eagle3Layout
-from draftgauge.drafters.reuse.attention import Heads, joint_attention
-from draftgauge.drafters.reuse.rotary import window
+from draftgauge.drafters.reuse.attention import Heads
+from draftgauge.drafters.reuse.joint import joint_attention
+from draftgauge.drafters.reuse.rotary import Tables, window
 
 Attend = Callable[[int, Heads], Tensor]
-AT_ONCE = 512  # tokens of a prompt: without flash kernels attention takes memory by their square
+
+
+class Eagle3Chain(NamedTuple):
+    """Chains of drafted tokens from consecutive anchors; never changed.
+
+    Attributes:
+        states: the last ones ``[R, H]``.
+        own: keys and values of each layer, by depth.
+        unseen: ``[R, C]`` true for places of the cache that a chain does not see.
+        ahead: rotary tables from the position of the first anchor on.
+    """
+
+    depth: int
+    states: Tensor
+    own: tuple[tuple[KeysValues, ...], ...]
+    unseen: Tensor
+    ahead: Tables
 
 
 class Eagle3Net(DrafterNet):
     layout: Eagle3Layout
 
-    @torch.inference_mode()
-    def take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
+    def absorb(self, cache: AnchorCache, places: Places, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The states ``[n, H]`` after the first depth of each anchor."""
-        pieces = zip(tokens.split(AT_ONCE), hidden.split(AT_ONCE), strict=True)
-        return torch.cat([self._take_in(cache, *piece) for piece in pieces])
-
-    def _take_in(self, cache: Cache, tokens: Tensor, hidden: Tensor) -> Tensor:
-        end = cache.length + len(tokens)
+        unseen = torch.arange(cache.capacity, device=tokens.device) > places.at[:, None]
 
         def attend(layer: int, heads: Heads) -> Tensor:
-            cache.write(layer, heads.keys, heads.values)
-            return joint_attention(heads.queries[None], cache.view(layer, end), (), causal=len(tokens) > 1)[0]
+            cache.write(layer, places.at, (heads.keys[None], heads.values[None]))
+            return joint_attention(heads.queries[None], cache.pairs[layer], (), False, unseen)[0]
 
-        states = self._run(tokens, self._fuse(hidden.to(self._head.dtype)), cache.length, attend)
-        cache.length = end
-        return states
+        fused = self._fuse(hidden.to(self._head.dtype))
+        return self._run(tokens, fused, window(places.tables, 0, len(tokens)), attend)
 
-    def branches(self, cache: Cache, first: int, begin: Tensor) -> Eagle3Branches:
-        return Eagle3Branches(self, cache, first, begin)
+    @torch.inference_mode()
+    def run(self, cache: AnchorCache, chain: Eagle3Chain, tokens: Tensor) -> tuple[Tensor, Eagle3Chain]:
+        """One more depth, for a token ``[R]`` of each chain: logits ``[R, V]`` and the longer chains."""
+        own = list(chain.own)
+
+        def attend(layer: int, heads: Heads) -> Tensor:
+            own[layer] = (*own[layer], (heads.keys[None], heads.values[None]))
+            return joint_attention(heads.queries[None], cache.pairs[layer], own[layer], False, chain.unseen)[0]
+
+        depth = chain.depth + 1
+        passed_on = self.weights.norm("norm", chain.states) if self.layout.norm_output else chain.states
+        states = self._run(tokens, passed_on, window(chain.ahead, depth, depth + len(tokens)), attend)
+        return self.logits(states), chain._replace(depth=depth, states=states, own=tuple(own))
+
+    def branches(
+        self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
+    ) -> Eagle3Branches:
+        own: tuple[tuple[KeysValues, ...], ...] = ((),) * len(self._layers)
+        end = first + len(begin) + DEEPEST
+        columns = torch.arange(cache.capacity, device=begin.device)
+        unseen = columns > first + torch.arange(len(begin), device=begin.device)[:, None]
+        chain = Eagle3Chain(0, begin, own, unseen, window(self._tables(end, begin), first, end))
+        return Eagle3Branches(self.logits(begin), chain, run or partial(self.run, cache))
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(self.weights.norm("norm", states), self._head).float()
-
-    def deepen(self, tokens: Tensor, states: Tensor, position: int, attend: Attend) -> Tensor:
-        """One more depth of chains whose last states are these ``[R, H]``; ``position`` is that of the first row."""
-        passed_on = self.weights.norm("norm", states) if self.layout.norm_output else states
-        return self._run(tokens, passed_on, position, attend)
 
     def _fuse(self, hidden: Tensor) -> Tensor:
         weights, layout = self.weights, self.layout
@@ -59,10 +89,9 @@ class Eagle3Net(DrafterNet):
         joined = hidden.flatten(1)
         return weights.linear("fc", weights.norm("input_norm", joined) if layout.norm_before_fc else joined)
 
-    def _run(self, tokens: Tensor, states: Tensor, position: int, attend: Attend) -> Tensor:
-        """All layers over rows at consecutive positions."""
+    def _run(self, tokens: Tensor, states: Tensor, tables: Tables, attend: Attend) -> Tensor:
+        """All layers over rows."""
         embedded = F.embedding(tokens, self._embedding)
-        tables = window(self._tables(position + len(tokens), states), position, position + len(tokens))
         for number, layer in enumerate(self._layers):
             residual = states
             if layer.has("hidden_norm.weight"):  # takes in the token
@@ -79,26 +108,13 @@ class Eagle3Net(DrafterNet):
 
 
 class Eagle3Branches:
-    """Chains of drafted tokens from consecutive anchors."""
+    """The chains while they grow."""
 
     confidence: Tensor | None = None
 
-    def __init__(self, net: Eagle3Net, cache: Cache, first: int, begin: Tensor) -> None:
-        self._net, self._cache, self._first, self._states = net, cache, first, begin
-        self._own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(net.layout.decoder.layers)]
-        self._depth = 0
-        self.logits = net.logits(begin)
+    def __init__(self, logits: Tensor, chain: Eagle3Chain, run: Callable[..., Any]) -> None:
+        self.logits, self._chain, self._run = logits, chain, run
 
-    @torch.inference_mode()
     def advance(self, tokens: Tensor) -> Tensor:
-        length = self._first + len(self._states)
-        self._depth += 1
-
-        def attend(layer: int, heads: Heads) -> Tensor:
-            self._own[layer].append((heads.keys[None], heads.values[None]))
-            shared = self._cache.view(layer, length)
-            return joint_attention(heads.queries[None], shared, self._own[layer], causal=len(self._states) > 1)[0]
-
-        self._states = self._net.deepen(tokens, self._states, self._first + self._depth, attend)
-        self.logits = self._net.logits(self._states)
+        self.logits, self._chain = self._run(self._chain, tokens)
         return self.logits

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from draftgauge.drafters.anchors import DEEPEST, AnchorCache
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.decoder import Branches, DrafterNet
 from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
 from draftgauge.drafters.checkpoints.layouts import read_layout
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
-from draftgauge.drafters.reuse.drafting import Tapped
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
@@ -31,6 +32,7 @@ class CheckpointDrafter(ReuseDrafter):
     """
 
     net: DrafterNet  # type: ignore[assignment]
+    _branches: Branches | None = None  # the draft that was begun last
 
     @torch.inference_mode()
     def draft_everywhere(
@@ -68,14 +70,11 @@ class CheckpointDrafter(ReuseDrafter):
     def _within_context(self, limit: int) -> int:
         return min(super()._within_context(limit), self.net.layout.longest or limit)
 
-    def _start(self) -> None:
-        self._cache = self.net.begin()
-        self._begin: Tensor | None = None  # of drafts from the last anchor
-        self._branches: Branches | None = None  # the draft that was begun last
+    def _new_cache(self) -> AnchorCache:
+        return self.net.begin()
 
     def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        assert self._begin is not None
-        self._branches = self.net.branches(self._cache, self._taken - 1, self._begin)
+        self._branches = self.net.branches(self._cache, self._cache.length - 1, self._begun, self._running)
         return self._branches.logits, self._branches.advance
 
     def _confidence_at(self) -> Callable[[int], float] | None:
@@ -89,9 +88,17 @@ class CheckpointDrafter(ReuseDrafter):
 
         return now
 
-    def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
+    def _take(self, tokens: Tensor, hidden: Tensor | None, *_: Tensor | None) -> Tensor:
         assert hidden is not None
-        self._begin = self.net.take_in(self._cache, tokens, hidden)[-1:]
+        if len(tokens) > DEEPEST:
+            return self.net.take_in(self._cache, tokens, hidden)[-1:]
+        return self._absorbing(self._cache.extend(len(tokens)), tokens, hidden)
+
+    def _absorb(self, *given: Any) -> Tensor:
+        return self.net.absorb(self._cache, *given)[-1:]
+
+    def _run(self, *given: Any) -> Any:
+        return self.net.run(self._cache, *given)
 
 
 @register_drafter

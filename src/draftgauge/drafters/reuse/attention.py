@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftgauge.drafters.reuse.joint import KeysValues, joint_attention
+from draftgauge.drafters.anchors import KeysValues
+from draftgauge.drafters.reuse.joint import joint_attention
 from draftgauge.drafters.reuse.rotary import Tables, like, rotate
 
 
@@ -92,8 +93,15 @@ class Attention(nn.Module):
         keys = _normed(self.key_norm, split[:, : self.kv_heads])
         return rotate(keys, like(tables, split)), split[:, self.kv_heads :]
 
-    def forward(self, queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
-        mixed = joint_attention(queries, shared, own, causal)
+    def forward(
+        self,
+        queries: Tensor,
+        shared: KeysValues | None,
+        own: Sequence[KeysValues],
+        causal: bool,
+        empty: Tensor | None = None,
+    ) -> Tensor:
+        mixed = joint_attention(queries, shared, own, causal, empty)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 

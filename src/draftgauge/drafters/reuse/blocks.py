@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftgauge.drafters.anchors import KeysValues
 from draftgauge.drafters.reuse.attention import Attention, Heads
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.drafters.reuse.joint import KeysValues
-from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, like, rotate, unrotate, window
+from draftgauge.drafters.reuse.rotary import Tables, like, rotate, unrotate
 
 
 class Memory(NamedTuple):
@@ -22,12 +22,14 @@ class Memory(NamedTuple):
         drafted: of this chain's depths 1, 2, ..., each ``[B, KV, R, D]`` (self-attention).
         injected: of the target ``[B, KV', L, D]``.
         chain: of this chain's depths 0, 1, ..., each ``[B, KV', R, D]`` (beside the injected ones).
+        empty: ``[L]`` true for places of anchors and of the target that hold none; None where all do.
     """
 
     anchors: KeysValues | None = None
     drafted: tuple[KeysValues, ...] = ()
     injected: KeysValues | None = None
     chain: tuple[KeysValues, ...] = ()
+    empty: Tensor | None = None
 
     def with_heads(self, heads: BlockHeads, depth: int, skipped: int = 0) -> Memory:
         """With the rows' own keys of a depth; at depth 0 the self-attention's are those of the anchors themselves.
@@ -113,13 +115,11 @@ class Block(nn.Module):
         self.token_norm = nn.RMSNorm(hidden, eps) if reads_token else None
         self.state_norm = nn.RMSNorm(hidden, eps) if reads_state else None
         self.self_attention = self.chain_attention = self.injection = self.join = None
+        shape = config.head_dim, reads_token, reads_state
         if traits.self_attends:
-            self.self_attention = Attention(
-                hidden, config.query_heads, config.kv_heads, config.head_dim, reads_token, reads_state
-            )
+            self.self_attention = Attention(hidden, config.query_heads, config.kv_heads, *shape)
         if traits.chain_attends:
-            heads = config.chain_query_heads, config.chain_kv_heads
-            self.chain_attention = Attention(hidden, *heads, config.head_dim, reads_token, reads_state)
+            self.chain_attention = Attention(hidden, config.chain_query_heads, config.chain_kv_heads, *shape)
         if traits.reads_kv:
             self.injection = Injection(config)
         if traits.gated:
@@ -142,17 +142,19 @@ class Block(nn.Module):
         residual = state.to(stream.dtype) if self.normalises_residual and state is not None else stream
         return residual, BlockHeads(own, chain)
 
-    def inject(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
+    def inject(self, keys: Tensor, values: Tensor, tables: Tables) -> KeysValues:
         assert self.injection is not None
-        return self.injection(keys, values, begin, rotary)
+        return self.injection(keys, values, tables)
 
     def forward(self, stream: Tensor, heads: BlockHeads, memory: Memory, causal: bool) -> Tensor:
         """The residual ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""
         attended = []
         if self.self_attention is not None and heads.own is not None:
-            attended.append(self.self_attention(heads.own.queries, memory.anchors, memory.drafted, causal))
+            seen = memory.anchors, memory.drafted, causal, memory.empty
+            attended.append(self.self_attention(heads.own.queries, *seen))
         if self.chain_attention is not None and heads.chain is not None:
-            attended.append(self.chain_attention(heads.chain.queries, memory.injected, memory.chain, causal))
+            seen = memory.injected, memory.chain, causal, memory.empty
+            attended.append(self.chain_attention(heads.chain.queries, *seen))
         stream = stream + (attended[0] if self.join is None else self.join(*attended))
         return stream + self.mlp(self.mlp_norm(stream))
 
@@ -169,7 +171,6 @@ class Injection(nn.Module):
     def __init__(self, config: ReuseConfig) -> None:
         super().__init__()
         self.kind = config.injection
-        self._rope_kind = config.rope_kind
         if self.kind != "concat":
             width = config.kv_heads * config.head_dim
             self.keys = nn.Linear(len(config.kv_layers) * width, width, bias=False)
@@ -182,17 +183,15 @@ class Injection(nn.Module):
             linear.weight.zero_()
             linear.weight[:, slot * width : (slot + 1) * width] = torch.eye(width, device=linear.weight.device)
 
-    def forward(self, keys: Tensor, values: Tensor, begin: int, rotary: RotaryTables) -> KeysValues:
-        """Join the layers' keys and values ``[B, S, KV, n, D]``, cached from position ``begin`` on, into
-        ``[B, KV or S KV, n, D]``; keys are rotated at their positions before and after.
+    def forward(self, keys: Tensor, values: Tensor, tables: Tables) -> KeysValues:
+        """Join the layers' keys and values as cached, ``[B, S, KV, n, D]``, into ``[B, KV or S KV, n, D]``; keys are
+        rotated by the tables ``[n, D]`` of their positions before and after.
         """
         if self.kind == "concat":
             return keys.flatten(1, 2), values.flatten(1, 2)
         if self.kind == "project":
             return _project(self.keys, keys), _project(self.values, values)
-        end = begin + keys.shape[3]
-        tables = window(rotary(end, keys, self._rope_kind), begin, end)
-        projected = _project(self.keys, unrotate(keys, tables))
+        projected = _project(self.keys, unrotate(keys, like(tables, keys)))
         return rotate(projected, like(tables, projected)), _project(self.values, values)
 
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from draftgauge.core.errors import ModelError
+from draftgauge.drafters.anchors import KeysValues
 from draftgauge.drafters.reuse.attention import Attention, Heads
 from draftgauge.drafters.reuse.blocks import Injection, SwiGLU
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.drafters.reuse.joint import KeysValues
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import Tables, unrotate, window
 from draftgauge.models.taps import Features
@@ -74,42 +74,51 @@ class BlockLayer(nn.Module):
     def forward(
         self, stream: Tensor, embedded: Tensor, context: Context, tables: Tables, visible: Tensor | None, size: int
     ) -> Tensor:
-        """The residual ``[B, A b, H]`` after this layer; see :func:`block_attention`."""
+        """The residual ``[B, A b, H]`` after this layer; each block sees ``visible [B, A]`` positions, None for all."""
         heads = self.heads(stream, embedded, tables)
-        mixed = block_attention(heads.queries, context, (heads.keys, heads.values), visible, size)
+        unseen = None
+        if visible is not None and context:
+            unseen = torch.arange(context[0][0].shape[2], device=stream.device) >= visible[..., None, None]
+        mixed = block_attention(heads.queries, context, (heads.keys, heads.values), unseen, size)
         stream = stream + self.attention.output(mixed.transpose(1, 2).flatten(2))
         return stream + self.mlp(self.mlp_norm(stream))
 
 
-def block_attention(queries: Tensor, context: Context, own: KeysValues, visible: Tensor | None, size: int) -> Tensor:
-    """One softmax over the part of the context that a block sees and all of the block itself.
+def block_attention(
+    queries: Tensor,
+    context: Context,
+    own: KeysValues,
+    unseen: Tensor | None,
+    size: int,
+    own_unseen: Tensor | None = None,
+) -> Tensor:
+    """One softmax over the part of the context that the slots of a block see and those of the block itself.
 
     Args:
         queries: ``[B, Q, A b, D]``.
-        context: keys and values ``[B, KV, L, D]`` each.
+        context: keys and values ``[B, KV, L, D]`` each, or ``[1, KV, L, D]``.
         own: keys and values ``[B, KV, A b, D]`` of the blocks.
-        visible: ``[B, A]`` how many positions of the context each block sees; None for all.
+        unseen: ``[B, A, b, L]``, or ``[B, A, 1, L]``, true where a slot does not see a position of the context.
         size: slots of a block, ``b``.
+        own_unseen: ``[b, b]`` likewise of the block itself.
     """
     texts, heads, rows, dim = queries.shape
     key_heads, blocks = own[0].shape[1], rows // size
-    # [B, KV, A, group b, D]: all queries of a block that share its keys
+    # [B, KV, A, group, b, D]: the queries of a block that share its keys
     grouped = (queries * dim**-0.5).unflatten(1, (key_heads, -1)).unflatten(3, (blocks, size)).transpose(2, 3)
-    grouped = grouped.flatten(3, 4)
+    grouped = grouped.contiguous()
     scores = []
     for keys, _ in context:
-        far = torch.matmul(grouped.flatten(2, 3), keys.to(queries.dtype).mT).view(*grouped.shape[:4], -1)
-        if visible is not None:
-            hidden = torch.arange(far.shape[-1], device=far.device) >= visible[:, None, :, None, None]
-            far = far.masked_fill(hidden, float("-inf"))
-        scores.append(far)
+        far = torch.matmul(grouped.flatten(2, 4), keys.to(queries.dtype).mT).view(*grouped.shape[:5], -1)
+        scores.append(far if unseen is None else far.masked_fill(unseen[:, None, :, None], float("-inf")))
     near_keys, near_values = (part.unflatten(2, (blocks, size)) for part in own)
-    scores.append(torch.matmul(grouped, near_keys.mT))
+    near = torch.matmul(grouped.flatten(3, 4), near_keys.mT).view(*grouped.shape[:5], -1)
+    scores.append(near if own_unseen is None else near.masked_fill(own_unseen, float("-inf")))
     weights = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(queries.dtype)
-    *far_weights, near = weights.split([each.shape[-1] for each in scores], -1)
-    mixed = torch.matmul(near, near_values)
+    *far_weights, near_weights = weights.split([each.shape[-1] for each in scores], -1)
+    mixed = torch.matmul(near_weights.flatten(3, 4), near_values)
     for part, (_, values) in zip(far_weights, context, strict=True):
-        mixed = mixed + torch.matmul(part.flatten(2, 3), values.to(queries.dtype)).view_as(mixed)
+        mixed = mixed + torch.matmul(part.flatten(2, 4), values.to(queries.dtype)).view_as(mixed)
     return mixed.unflatten(3, (-1, size)).transpose(2, 3).reshape(texts, heads, rows, dim)
 
 
@@ -142,6 +151,10 @@ class BlockNet(ReuseNet):
         if config.confidence_head:
             self.confidence = nn.Linear(hidden, 1)
 
+    @property
+    def places(self) -> int:
+        return int(self.config.dflash) + self.config.block
+
     def logits(self, states: Tensor, before: Tensor | None = None) -> Tensor:
         output = super().logits(states)
         return output if self.markov is None or before is None else output + self.markov(self.embed(before))
@@ -155,53 +168,57 @@ class BlockNet(ReuseNet):
         """``[...]`` chances that the tokens of slots are accepted, of states ``[..., H]``; None without that head."""
         return None if self.confidence is None else self.confidence_logits(states).float().sigmoid()
 
-    def contexts(self, hidden: Tensor | None, keys: Tensor | None, values: Tensor | None, begin: int = 0) -> Seen:
-        """What the layers see of ``n`` positions of the text from ``begin`` on.
+    def contexts(
+        self, hidden: Tensor | None, keys: Tensor | None, values: Tensor | None, tables: Tables | None = None
+    ) -> Seen:
+        """What the layers see of ``n`` positions of the text.
 
         Args:
             hidden: ``[B, n, S, H]``, for the designs that read hidden states.
             keys, values: ``[B, S, KV, n, D]``, for the designs that read them.
-            begin: the first position.
+            tables: rotary tables ``[n, D]`` of the positions; None for the first ones.
         """
-        fused = tables = None
+        fused = None
+        length = keys.shape[3] if keys is not None else 0 if hidden is None else hidden.shape[1]
+        tables = tables or window(self.tables(length, self.head.weight), 0, length)
         if self.traits.reads_hidden:
             assert hidden is not None, "this design reads hidden states"
             assert self.context_norm is not None
             fused = self.context_norm(self.fuse_hidden(hidden))
-            end = begin + fused.shape[1]
-            tables = window(self.tables(end, fused), begin, end)
         if self.traits.reads_kv:
             assert keys is not None, "this design reads keys"
             assert values is not None, "this design reads values"
             keys, values = self.cast(keys), self.cast(values)
             if self.fuse_cached is not None:
                 assert self.context_norm is not None
-                end = begin + keys.shape[3]
-                bare = unrotate(keys, window(self.tables(end, keys), begin, end))
+                bare = unrotate(keys, tables)
                 cached = torch.stack((bare, values), 1).permute(0, 4, 1, 2, 3, 5).flatten(2)  # [B, n, 2 S KV D]
                 fused = self.context_norm(self.fuse_cached(cached))
         contexts: list[Context] = []
         for layer in self.layers:
             seen: list[KeysValues] = []
-            if tables is not None:
+            if self.traits.reads_hidden:
                 assert fused is not None
                 seen.append(layer.attention.keys_values(fused, tables))
             if layer.injection is not None:
-                seen.append(layer.injection(keys, values, begin, self.rotary))
+                seen.append(layer.injection(keys, values, tables))
             contexts.append(seen)
         return Seen(contexts, fused)
 
-    def run(self, first: Tensor, anchors: Tensor, seen: Seen, visible: Tensor | None, begin: int = 0) -> Tensor:
+    def run(
+        self, first: Tensor, anchors: Tensor, seen: Seen, visible: Tensor | None, tables: Tables | None = None
+    ) -> Tensor:
         """The states ``[B, A, b, H]`` of blocks.
 
         Args:
             first: ``[B, A]`` the token after each anchor.
-            anchors: ``[B, A]`` their positions, on any device.
-            seen: see :meth:`contexts`; its states are those of the positions from ``begin`` on.
+            anchors: ``[B, A]`` where their states stand in ``seen``, on any device.
+            seen: see :meth:`contexts`.
             visible: ``[B, A]`` on the device of the weights; None if every block sees all of the context.
+            tables: rotary tables ``[B, 1, A b, D]`` of the slots; None where places are positions.
         """
         before = int(self.config.dflash)  # DFlash's first place, the token's own, predicts nothing
-        size = before + self.config.block
+        size = self.places
         embedded = self.embed(first)[:, :, None]
         token = self.config.mask_token
         mask = self.mask if token is None else self.embed(first.new_full((1,), token))
@@ -210,12 +227,13 @@ class BlockNet(ReuseNet):
         stream = embedded
         if self.config.enters_with_state:
             assert seen.fused is not None
-            places = (anchors.to(seen.fused.device) - begin).clamp(min=0)[..., None].expand(-1, -1, stream.shape[-1])
+            places = anchors.to(seen.fused.device).clamp(min=0)[..., None].expand(-1, -1, stream.shape[-1])
             stream = seen.fused.gather(1, places).repeat_interleave(size, 1)
-        positions = (anchors[..., None] + 1 + torch.arange(size, device=anchors.device)).flatten(1)  # [B, A b]
-        cos, sin = self.tables(int(positions.max()) + 1, stream)
-        positions = positions.to(cos.device)
-        tables = cos[positions][:, None], sin[positions][:, None]
+        if tables is None:
+            positions = (anchors[..., None] + 1 + torch.arange(size, device=anchors.device)).flatten(1)  # [B, A b]
+            cos, sin = self.tables(int(positions.max()) + 1, stream)
+            positions = positions.to(cos.device)
+            tables = cos[positions][:, None], sin[positions][:, None]
         for layer, context in zip(self.layers, seen.layers, strict=True):
             stream = layer(stream, embedded, context, tables, visible, size)
         return stream.unflatten(1, (-1, size))[:, :, before:]

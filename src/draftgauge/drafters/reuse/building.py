@@ -12,7 +12,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.core.seeds import derive_seed
-from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -56,18 +55,6 @@ def _empty(config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_toke
 def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
     weight = target_module.get_decoder().norm.weight
     net.norm.weight.copy_(weight + 1 if net.config.target_family.startswith("gemma") else weight)
-
-
-@torch.no_grad()
-def start_attending_self(net: ReuseNet) -> None:
-    """Start every query head at its key head's weights, so that a row attends mostly to itself at first.
-
-    With random queries and keys, attention is nearly uniform over hundreds of positions: a design whose token enters
-    through attention alone (EAGLE-3, arXiv 2503.01840, section 3) would first have to learn to attend to it.
-    """
-    for module in net.modules():
-        if isinstance(module, Attention):
-            module.match_queries_to_keys()
 
 
 def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:

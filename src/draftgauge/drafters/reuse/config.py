@@ -200,9 +200,6 @@ def reuse_config(
         choices["norm_before_fc"] = False
     text = target_config.get_text_config()
     plan = tap_plan(text, DESIGNS[design].reads_hidden, DESIGNS[design].reads_kv, taps)
-    rope = text.rope_parameters
-    one_kind = "rope_type" in rope
-    rope_kind = "" if one_kind else "full_attention"  # keys and values are tapped in layers of this kind only
     return ReuseConfig(
         design=design,
         hidden_layers=plan.hidden_layers,
@@ -214,8 +211,8 @@ def reuse_config(
         intermediate_size=text.intermediate_size if intermediate_size is None else intermediate_size,
         vocabulary=text.vocab_size,
         rms_norm_eps=text.rms_norm_eps,
-        rope=rope,
-        rope_kind=rope_kind,
+        rope=text.rope_parameters,
+        rope_kind="" if "rope_type" in text.rope_parameters else "full_attention",  # of layers whose keys are tapped
         context=text.max_position_embeddings,
         embedding_scale=text.hidden_size**0.5 if text.model_type.startswith("gemma") else 1.0,
         target_family=text.model_type,

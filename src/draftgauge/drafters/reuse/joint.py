@@ -17,18 +17,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-KeysValues = tuple[Tensor, Tensor]
+from draftgauge.drafters.anchors import KeysValues
 
 FUSED_DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
 
 
-def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
+def joint_attention(
+    queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool, empty: Tensor | None = None
+) -> Tensor:
     """Softmax attention of every row over the shared keys and its own, ``[B, Q, R, D]``.
 
     Args:
         shared: keys and values ``[B, KV, L, D]``, or None.
         own: keys and values ``[B, KV, R, D]`` for every depth; row ``r`` sees only theirs at ``r``.
         causal: the rows are the last of the ``L``, and each sees no shared keys after it.
+        empty: ``[L]`` true for shared places that no row sees, of rows that are not causal.
     """
     if causal and shared is not None and _has_flash(queries):
         flat = [tensor for pair in (shared, *own) for tensor in pair]
@@ -37,7 +40,7 @@ def joint_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
             return wide.to(queries.dtype)
         # Under autocast what is handed on as the target left it comes in float32: the kernels take one dtype alone.
         return FusedCausal.apply(queries, *(tensor.to(queries.dtype) for tensor in flat))  # type: ignore[no-any-return, no-untyped-call]
-    return plain_attention(queries, shared, own, causal)
+    return plain_attention(queries, shared, own, causal, empty)
 
 
 def _has_flash(queries: Tensor) -> bool:
@@ -47,7 +50,9 @@ def _has_flash(queries: Tensor) -> bool:
     return known and (kind == "cpu" or torch.cuda.get_device_capability(queries.device)[0] >= 8)
 
 
-def plain_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool) -> Tensor:
+def plain_attention(
+    queries: Tensor, shared: KeysValues | None, own: Sequence[KeysValues], causal: bool, empty: Tensor | None = None
+) -> Tensor:
     """:func:`joint_attention` with its scores written out: for few rows, and as reference for the fused one."""
     texts, heads, rows, dim = queries.shape
     key_heads = (shared or own[0])[0].shape[1]
@@ -59,6 +64,8 @@ def plain_attention(queries: Tensor, shared: KeysValues | None, own: Sequence[Ke
             length = far.shape[-1]
             hidden = torch.ones(rows, length, dtype=torch.bool, device=far.device).triu(1 + length - rows)
             far = far.masked_fill(hidden, float("-inf"))
+        if empty is not None:
+            far = far.masked_fill(empty, float("-inf"))
         scores.append(far)
     if own:
         keys = torch.stack([pair[0] for pair in own], -2)  # [B, KV, R, depths, D]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
+from draftgauge.drafters.anchors import DEEPEST, AnchorCache, Places
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.draft_builder import DraftBuilder
+from draftgauge.drafters.recorded import Recorded
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
-from draftgauge.drafters.reuse.drafting import GrowingPair, Tapped, begin, step, take_in
+from draftgauge.drafters.reuse.drafting import absorb, begin, step
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
+from draftgauge.drafters.reuse.rotary import Tables, window
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
@@ -57,27 +62,28 @@ class ReuseDrafter:
             target.spec.device, end_tokens, sampling, generator, net.d2t, target.spec.vocabulary
         )
         self._text: list[int] = []
-        self._taken = 0  # anchors that the network has processed
-        self._start()
+        self._cache = self._new_cache()
+        self._absorbing = Recorded(self._absorb, self._cache)
+        self._running = Recorded(self._run, self._cache)
+        self._begun: Any = None  # what a draft from the last anchor begins with
 
     def keeps_drafted(self) -> bool:
         return False
 
     def backlog(self) -> int:
-        return len(self._text) - 1 - self._taken
+        return len(self._text) - 1 - self._cache.length
 
     @torch.inference_mode()
     def prefill(self, context: list[int]) -> None:
         self._text = list(context)
-        self._taken = 0
-        self._start()
+        self._cache.length = 0
         self._take_in()
 
     @torch.inference_mode()
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         limit = self._within_context(limit)
         self._take_in()
-        if limit <= 0 or not self._taken:
+        if limit <= 0 or not self._cache.length:
             return Draft([])
         first, advance = self._drafting()
         return self._builder.build(first, advance, limit, keep_drafting, reads, self._confidence_at())
@@ -88,7 +94,7 @@ class ReuseDrafter:
         if not self.target.spec.keeps_on_device:
             return None
         self._take_in()
-        if limit <= 0 or not self._taken:
+        if limit <= 0 or not self._cache.length:
             return None
         first, advance = self._drafting()
         return self._builder.build_unread(first, advance, limit)
@@ -97,44 +103,47 @@ class ReuseDrafter:
         self._text += tokens
 
     def _within_context(self, limit: int) -> int:
-        return min(limit, self.target.spec.context - len(self._text) + 1)
-
-    def _start(self) -> None:
-        self._chain = begin(self.net)  # after depth 0 of the last anchor
-        self._first: Tensor | None = None  # [V] logits of the first drafted token
+        return min(limit, self.target.spec.context - len(self._text) + 1, DEEPEST)
 
     def _confidence_at(self) -> Callable[[int], float] | None:
         return None
 
     def _drafting(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The logits ``[1, V]`` of the first drafted token, and a function from a drafted token to the next logits."""
-        chain = self._chain
-        assert self._first is not None
+        first, chain = self._begun
 
         def advance(token: Tensor) -> Tensor:
             nonlocal chain
-            logits, chain = step(self.net, chain, token)
-            return logits[None]
+            logits, chain = self._running(chain, token)
+            return logits
 
-        return self._first[None], advance
+        return first, advance
 
     def _take_in(self) -> None:
         """Process the anchors that are new since the last time, with the token after each."""
-        start, end = self._taken, len(self._text) - 1
+        start, end = self._cache.length, len(self._text) - 1
         if start >= end:
             return
         assert self.target.length >= end, "the target has not processed the committed text"
-        taps = self.taps
         tokens = upload(self._text[start + 1 :], self.target.spec.device)
-        hidden = taps.hidden(start, end) if taps.plan.hidden_layers else None
-        slots = range(len(taps.plan.kv_layers))
-        keys = [taps.keys(slot, start, end) for slot in slots] or None
-        values = [taps.values(slot, start, end) for slot in slots] or None
-        self._absorb(tokens, hidden, keys, values)
-        self._taken = end
+        hidden = self.taps.hidden(start, end) if self.taps.plan.hidden_layers else None
+        keys, values = self.taps.keys_values(start, end)
+        self._begun = self._take(tokens, hidden, keys, values)
 
-    def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
-        self._first, self._chain = take_in(self.net, self._chain, tokens, hidden, keys, values)
+    def _take(self, tokens: Tensor, hidden: Tensor | None, keys: Tensor | None, values: Tensor | None) -> Any:
+        run = self._absorbing if len(tokens) <= DEEPEST else self._absorbing.run
+        return run(self._cache.extend(len(tokens)), tokens, hidden, keys, values)
+
+    def _new_cache(self) -> AnchorCache:
+        return begin(self.net)
+
+    def _absorb(self, *given: Any) -> Any:
+        """New anchors, where the cache has made room: from what :func:`absorb` takes to what a draft begins with."""
+        return absorb(self.net, self._cache, *given)
+
+    def _run(self, *given: Any) -> Any:
+        """What a draft runs: a step of a chain."""
+        return step(self.net, self._cache, *given)
 
 
 class BlockDrafter(ReuseDrafter):
@@ -145,6 +154,7 @@ class BlockDrafter(ReuseDrafter):
     """
 
     net: BlockNet
+    _block: Tensor | None = None  # [b, H] states after the last committed token
 
     @torch.inference_mode()
     def draft_everywhere(
@@ -160,7 +170,7 @@ class BlockDrafter(ReuseDrafter):
             part = rows[start : start + CHUNK_BLOCKS]
             anchors = torch.as_tensor(part + begin - 2)[None]
             places = anchors.to(text.device)
-            states = self._states(text[places + 1], anchors, places + 1)[0]
+            states = self.net.run(text[places + 1], anchors, self._seen(self._begun[0]), places + 1)[0]
             estimated, before = self.net.confidences(states), text[places[0] + 1]
             for depth in range(size):
                 logits = self.net.logits(states[:, depth], before)
@@ -175,34 +185,38 @@ class BlockDrafter(ReuseDrafter):
     def _within_context(self, limit: int) -> int:
         return min(super()._within_context(limit), self.net.config.block)
 
-    def _start(self) -> None:
+    def _new_cache(self) -> AnchorCache:
         config = self.net.config
         sets = int(config.traits.reads_hidden) + int(config.traits.reads_kv)
-        like = self.net.head.weight
-        self._contexts = [
-            [GrowingPair(config.chain_kv_heads, config.head_dim, like) for _ in range(sets)] for _ in self.net.layers
-        ]
-        self._block: Tensor | None = None  # [b, H] states after the last committed token
+        heads = [config.chain_kv_heads] * (sets * config.layers)
+        return AnchorCache(heads, config.head_dim, self.net.head.weight, self.net.tables)
 
-    def _absorb(self, tokens: Tensor, hidden: Tensor | None, keys: Tapped, values: Tapped) -> None:
-        start, end = self._taken, self._taken + len(tokens)
-        joined = [None if part is None else torch.stack(tuple(part))[None] for part in (keys, values)]
-        new = self.net.contexts(None if hidden is None else hidden[None], joined[0], joined[1], start)
-        self._fused, self._fused_from = new.fused, start
-        for kept, pairs in zip(self._contexts, new.layers, strict=True):
-            for growing, pair in zip(kept, pairs, strict=True):
-                growing.reserve(start, end)
-                growing.write(start, pair)
+    def _seen(self, fused: Tensor | None) -> Seen:
+        count = len(self._cache.pairs) // self.net.config.layers
+        return Seen([self._cache.pairs[n * count : (n + 1) * count] for n in range(self.net.config.layers)], fused)
+
+    def _take(self, *given: Any) -> Any:
         self._block = None
+        return super()._take(*given)
 
-    def _states(self, first: Tensor, anchors: Tensor, visible: Tensor | None) -> Tensor:
-        contexts = [[growing.view(self._taken) for growing in layer] for layer in self._contexts]
-        return self.net.run(first, anchors, Seen(contexts, self._fused), visible, self._fused_from)
+    def _absorb(self, places: Places, tokens: Tensor, *states: Tensor | None) -> Any:
+        """The fused states ``[1, n, H]``, how many anchors are seen ``[1, 1]``, and the tables after the last."""
+        hidden, keys, values = (None if part is None else part[None] for part in states)
+        new = self.net.contexts(hidden, keys, values, window(places.tables, 0, len(tokens)))
+        for number, pair in enumerate(chain.from_iterable(new.layers)):
+            self._cache.write(number, places.at, pair)
+        return new.fused, places.at[None, -1:] + 1, window(places.tables, len(tokens), len(places.tables[0]))
+
+    def _run(self, last: Tensor, fused: Tensor | None, visible: Tensor, tables: Tables) -> Any:
+        only = torch.zeros_like(visible)
+        rows = [table[None, None, : self.net.places] for table in tables]
+        return self.net.run(last[None], only, self._seen(fused), visible, (rows[0], rows[1]))[0, 0]
 
     def _slots(self) -> Tensor:
         if self._block is None:
+            fused, *rest = self._begun
             last = upload(self._text[-1:], self.target.spec.device)
-            self._block = self._states(last[None], torch.tensor([[self._taken - 1]]), None)[0, 0]
+            self._block = self._running(last, None if fused is None else fused[:, -1:], *rest)
         return self._block
 
     def _confidence_at(self) -> Callable[[int], float] | None:

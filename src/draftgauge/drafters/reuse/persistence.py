@@ -86,8 +86,7 @@ def trained_prompts(description: Mapping[str, Any]) -> Path | None:
 
 
 def trained_compression(description: Mapping[str, Any]) -> str:
-    compression: str = description["extra"].get("request", {}).get("compression", UNCOMPRESSED)
-    return str(current_compression(compression))
+    return str(current_compression(description["extra"].get("request", {}).get("compression", UNCOMPRESSED)))
 
 
 def drafter_fingerprint(folder: Path) -> str:

@@ -60,4 +60,5 @@ def _injected(net: ReuseNet, features: Features, anchors: int) -> list[Memory]:
     assert features.keys is not None, "this design reads keys"
     assert features.values is not None, "this design reads values"
     keys, values = net.cast(features.keys[..., :anchors, :]), net.cast(features.values[..., :anchors, :])
-    return [Memory(injected=block.inject(keys, values, 0, net.rotary)) for block in net.blocks]
+    tables = window(net.tables(anchors, keys), 0, anchors)
+    return [Memory(injected=block.inject(keys, values, tables)) for block in net.blocks]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from draftgauge.studies.kvshot.cells import KEPT, RESULT_NAME, Study, cell_folder, cell_name
+from draftgauge.studies.kvshot.results import Row
 from draftgauge.studies.kvshot.run import choose_configs
 from draftgauge.studies.kvshot.tuning import distinct, tuning_path
 from draftgauge.training.reuse.estimate import estimate_for
 from draftgauge.training.reuse.prepare import target_config
-
-Row = dict[str, Any]
 
 
 def plan_study(study: Study, folder: Path) -> list[Row]:

@@ -33,14 +33,10 @@ def warm(variant: Variant) -> Variant:
     return replace(at_equal_width(variant), init="warm")
 
 
-def remedied(variant: Variant, remedy: str) -> Variant:
-    return replace(variant, remedy=remedy)
-
-
 MAIN = (HIDDEN, KV, HYBRID, CONTROL)
-BOTH_RECIPES = (*MAIN, *(remedied(one, BLOCK) for one in MAIN))
+BOTH_RECIPES = (*MAIN, *(replace(one, remedy=BLOCK) for one in MAIN))
 # Every remedy on the drafters whose bottleneck it aims at.
-REMEDIED = (remedied(KV, "kv-gradient-50"), *(remedied(variant, "depths-12") for variant in (HIDDEN, KV, HYBRID)))
+REMEDIED = (replace(KV, remedy="kv-gradient-50"), *(replace(one, remedy="depths-12") for one in (HIDDEN, KV, HYBRID)))
 
 
 def smoke(request: TrainingSpec) -> Study:
@@ -119,7 +115,7 @@ def block(request: TrainingSpec) -> Study:
     return replace(
         base,
         preset="block",
-        variants=(*BOTH_RECIPES, *(remedied(one, head) for one in (HIDDEN, KV, CONTROL) for head in HEADS)),
+        variants=(*BOTH_RECIPES, *(replace(one, remedy=head) for one in (HIDDEN, KV, CONTROL) for head in HEADS)),
         seeds=(0, 1),
         decisive=(),
         request=replace(base.request, questions=questions, new_tokens=128, **steps),

@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from draftgauge.statistics.crossed import Counts
+from draftgauge.statistics.crossed import Counts, Floats
 from draftgauge.statistics.effects import EffectTest, crossed_effects
 from draftgauge.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
@@ -33,7 +32,6 @@ LEVEL = 0.05
 DECISIVE_SEEDS = 5  # fewer decide nothing: two that happen to agree would make any difference certain
 EQUAL_P2 = "P2 at equal parameters"
 WIDE_P1, WIDE_P3 = "P1 at equal width", "P3 at equal width"
-Floats = NDArray[np.float64]
 
 
 class Run(NamedTuple):

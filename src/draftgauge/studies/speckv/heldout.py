@@ -8,9 +8,8 @@ import numpy as np
 
 from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
 from draftgauge.studies.speckv import predictors
-from draftgauge.studies.speckv.records import GAMMAS, Floats, Ints, Records
+from draftgauge.studies.speckv.records import GAMMAS, Floats, Ints, Records, Rows
 
-Rows = list[dict[str, Any]]
 FOLDS = 5
 
 

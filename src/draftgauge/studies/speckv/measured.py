@@ -10,9 +10,8 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.statistics.bootstrap import Comparison
 from draftgauge.statistics.paired import paired_gain, ratio_interval
-from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, of_compression
+from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, Rows, of_compression
 
-Rows = list[dict[str, Any]]
 LONGEST, USUAL = max(GAMMAS), 4
 
 

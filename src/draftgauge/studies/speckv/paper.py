@@ -20,14 +20,13 @@ from draftgauge.studies.speckv.records import (
     Ints,
     Mask,
     Records,
+    Rows,
     of_compression,
 )
 
 POLICIES = ("fixed-4", "fixed-best", "task-oracle", "SpecKV-fast", "SpecKV-accurate")
 INTERVAL_RESAMPLES, TEST_RESAMPLES = 5_000, 10_000
 AT_ONCE = 1_000  # resamples held in memory together
-
-Rows = list[dict[str, Any]]
 
 
 def reproduce_paper(records: Records) -> Rows:

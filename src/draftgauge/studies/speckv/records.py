@@ -7,6 +7,7 @@ names.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Rows = list[dict[str, Any]]
 
 COMPRESSIONS = ("fp16", "int8", "nf4")
 TASKS = ("code", "math", "chat", "summarization")
@@ -78,9 +80,8 @@ class Records:
 
     def by_prompt(self, values: NDArray[np.generic], steps: Mask) -> Floats:
         """``[P]`` sums over a prompt's steps of a value ``[S]``, counting only the steps that the mask names."""
-        return np.asarray(
-            np.bincount(self.prompt_of_step[steps], np.asarray(values[steps], np.float64), self.prompts), np.float64
-        )
+        sums = np.bincount(self.prompt_of_step[steps], values[steps].astype(np.float64), self.prompts)
+        return np.asarray(sums, np.float64)
 
 
 def of_compression(compression: Ints) -> list[tuple[str, Mask]]:

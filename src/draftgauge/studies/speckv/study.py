@@ -8,9 +8,7 @@ from typing import Any
 from draftgauge.core.progress import Progress, silent
 from draftgauge.studies.speckv import heldout, measured, outcomes, predictors
 from draftgauge.studies.speckv.paper import reproduce_paper
-from draftgauge.studies.speckv.records import Records
-
-Rows = list[dict[str, Any]]
+from draftgauge.studies.speckv.records import Records, Rows
 
 
 def run_study(records: Records, advance: Progress = silent) -> Rows:

@@ -113,10 +113,6 @@ def _messages(request: TrainingSpec) -> list[tuple[str, Messages]]:
     ]
 
 
-def answers_path(request: TrainingSpec, out: Path) -> Path:
-    return request.answers or out / "answers.jsonl"
-
-
 def load_target(request: TrainingSpec) -> CachedModel:
     target = load_model(
         request.target, request.compression, request.device, trust_remote_code=request.trust_remote_code

@@ -123,7 +123,9 @@ def estimate_for(
     sizes = _sizes(request, min(request.length, drafter.context), answers)
     trained = count_parameters(drafter)
     frozen = drafter.hidden_size * drafter.logits if request.block else 0
-    body = sum(p.numel() for p in target.parameters()) - _embedding(target)
+    body = sum(p.numel() for p in target.parameters())
+    if target.get_input_embeddings().weight is not target.get_output_embeddings().weight:
+        body -= target.get_input_embeddings().weight.numel()
     memory = _memory(request, drafter, target, trained, device, sizes)
     dtype = arithmetic(request.precision, device)
     gflops = probe(device, dtype, request.threads or torch.get_num_threads())
@@ -253,8 +255,3 @@ def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> in
     head = drafter.hidden_size * drafter.logits
     of_blocks = 1 if request.optimizer == MUON else 2
     return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.block else 2 * head))
-
-
-def _embedding(target: PreTrainedModel) -> int:
-    embedding, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
-    return 0 if embedding is head else int(embedding.numel())

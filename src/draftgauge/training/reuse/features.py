@@ -11,7 +11,6 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +23,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.compressions import UNCOMPRESSED, current_compression
-from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing, remove_temporaries, replacing, require_writable
 from draftgauge.core.locks import alone
@@ -33,6 +31,7 @@ from draftgauge.models.spec import head_dim
 from draftgauge.models.taps import Features, TapPlan, batch_features, nowhere
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
+from draftgauge.training.reuse.generate import groups
 
 MANIFEST = "features.json"
 CACHE = Artefact("draftgauge-features", 1, "description of cached features", "remove its folder, or choose another")
@@ -82,26 +81,19 @@ def check_disk(folder: Path, needed: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class CacheIdentity:
-    """What the features of a cache are of; a cache serves every run with the same answers whose layers it holds."""
-
-    target_fingerprint: str
-    answers_sha256: str
-    length: int
-    hidden_layers: tuple[int, ...]
-    kv_layers: tuple[int, ...]
-    conversations: int
-    compression: str = UNCOMPRESSED
-
-
 def cache_identity(
     answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan
-) -> CacheIdentity:
-    fingerprint = str(answers.description["target_fingerprint"])
-    compression = str(answers.description.get("compression", UNCOMPRESSED))
-    layers = plan.hidden_layers, plan.kv_layers
-    return CacheIdentity(fingerprint, answers.sha256, length, *layers, len(conversations), compression)
+) -> dict[str, Any]:
+    """What the features of a cache are of; a cache serves every run with the same answers whose layers it holds."""
+    return {
+        "target_fingerprint": answers.description["target_fingerprint"],
+        "answers_sha256": answers.sha256,
+        "length": length,
+        "hidden_layers": plan.hidden_layers,
+        "kv_layers": plan.kv_layers,
+        "conversations": len(conversations),
+        "compression": answers.description.get("compression", UNCOMPRESSED),
+    }
 
 
 def check_cache_folder(folder: Path, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -129,17 +121,16 @@ def make_cache(
     folder: Path,
     module: PreTrainedModel,
     conversations: Sequence[Conversation],
-    identity: CacheIdentity,
+    identity: Mapping[str, Any],
     progress: Progress = silent,
 ) -> None:
     """Compute and keep features, by one process of several; whole shards of an interrupted call are kept."""
-    check_cache_folder(folder, to_mapping(identity))  # before a lock is left beside a folder that is no cache
+    check_cache_folder(folder, identity)  # before a lock is left beside a folder that is no cache
     require_writable(folder.parent)
     with alone(folder):
-        plan = TapPlan(identity.hidden_layers, identity.kv_layers)
-        recorded = check_cache_folder(folder, to_mapping(identity))
-        if recorded is not None:  # it may hold more layers than wanted, and goes on with those
-            plan = TapPlan(tuple(recorded["hidden_layers"]), tuple(recorded["kv_layers"]))
+        recorded = check_cache_folder(folder, identity)
+        held = recorded or identity  # it may hold more layers than wanted, and goes on with those
+        plan = TapPlan(tuple(held["hidden_layers"]), tuple(held["kv_layers"]))
         starts = range(0, len(conversations), SHARD_CONVERSATIONS)
         missing = [start for start in starts if not _shard(folder, start).exists()]
         tokens = sum(len(c.tokens) for start in missing for c in conversations[start : start + SHARD_CONVERSATIONS])
@@ -147,7 +138,7 @@ def make_cache(
         require_writable(folder)
         remove_temporaries(folder)
         if recorded is None:
-            CACHE.write(folder / MANIFEST, to_mapping(identity))
+            CACHE.write(folder / MANIFEST, identity)
         for start in missing:
             progress("features", starts.index(start), len(starts))
             _write_shard(_shard(folder, start), module, conversations[start : start + SHARD_CONVERSATIONS], plan)
@@ -236,7 +227,7 @@ def _shard(folder: Path, start: int) -> Path:
 def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Conversation], plan: TapPlan) -> None:
     """One shard: tensors ``[tokens, ...]`` of all its conversations one after the other, their offsets beside them."""
     by_conversation: dict[int, dict[str, Tensor]] = {}
-    for group in _passes(conversations):
+    for group in groups([len(c.tokens) for c in conversations], 0, PASS_TOKENS):
         rows = [torch.from_numpy(conversations[i].tokens).long() for i in group]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         features, last = _with_last(module, tokens.to(module.device), plan)
@@ -258,17 +249,6 @@ def _write_shard(path: Path, module: PreTrainedModel, conversations: Sequence[Co
     tensors = {name: torch.cat([by_conversation[i].pop(name) for i in order]) for name in list(by_conversation[0])}
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"offsets": json.dumps(offsets)})
-
-
-def _passes(conversations: Sequence[Conversation]) -> list[list[int]]:
-    """Conversations of similar length together, each pass within its budget of tokens."""
-    order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].tokens))
-    groups: list[list[int]] = [[]]
-    for i in order:
-        if groups[-1] and len(conversations[i].tokens) * (len(groups[-1]) + 1) > PASS_TOKENS:
-            groups.append([])
-        groups[-1].append(i)
-    return groups
 
 
 def _with_last(module: PreTrainedModel, tokens: Tensor, plan: TapPlan) -> tuple[Features, Tensor]:

@@ -20,7 +20,8 @@ DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: l
 
 
 def groups(lengths: Sequence[int], new_tokens: int, most: int) -> Iterator[list[int]]:
-    """Groups of prompts of similar length, by index, longest first, as many together as their caches fit."""
+    """Groups of texts of similar length, by index, longest first: as many as have ``most`` tokens, ``new_tokens`` of
+    each and padding included."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     start = 0
     while start < len(order):

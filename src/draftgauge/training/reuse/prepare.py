@@ -24,7 +24,7 @@ from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, tap_plan
-from draftgauge.training.reuse.data import answers_path, existing_answers, source_of
+from draftgauge.training.reuse.data import existing_answers, source_of
 from draftgauge.training.reuse.features import check_cache_folder
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import CHECKPOINTS
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def answers(self) -> Path:
-        return answers_path(self.request, self.out)
+        return self.request.answers or self.out / "answers.jsonl"
 
     @property
     def checkpoints(self) -> Path:

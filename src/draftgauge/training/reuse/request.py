@@ -27,20 +27,8 @@ CLIP = 1.0  # largest norm of the gradient
 # Weight of a depth's loss over that of the depth before it: as in EAGLE-3's training, and exp(-k / 4) as in DeepSpec.
 STEP_DECAY = {TTT: 0.8, BLOCK: exp(-1 / 4)}
 
-COUNTS = (
-    "layers",
-    "depths",
-    "anchors",
-    "steps",
-    "batch",
-    "accumulation",
-    "new_tokens",
-    "checkpoint_every",
-    "log_every",
-    "questions",
-    "threads",
-    "intermediate_size",
-)
+COUNTS: tuple[str, ...] = ("layers", "depths", "anchors", "steps", "batch", "accumulation", "new_tokens")
+COUNTS += ("checkpoint_every", "log_every", "questions", "threads", "intermediate_size")
 
 # What does not change where a run ends.
 INCIDENTAL = frozenset(

@@ -1,7 +1,8 @@
 """How a drafter's attention starts: at a linear estimate of the target's own, at its own keys, or at random.
 
 Between random queries and keys attention is nearly even over hundreds of positions, and a drafter first has to find
-that there is something to read. Yet much of what a target's layer attends by follows from the token alone: a linear map
+that there is something to read; one whose token enters through attention alone (EAGLE-3, arXiv 2503.01840, section 3)
+even that token. Yet much of what a target's layer attends by follows from the token alone: a linear map
 of its normalised embedding, found by ridge regression over some thousand positions, already gives the layer's queries,
 keys and values well enough to attend nearly as the target does. Started there, a drafter's queries meet the target's
 cached keys from the first step on, and its own drafted tokens look to them like tokens that the target has taken in.
@@ -10,6 +11,7 @@ cached keys from the first step on, and its own drafted tokens look to them like
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,9 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftgauge.drafters.reuse.attention import Attention
-from draftgauge.drafters.reuse.blocks import Injection
+from draftgauge.drafters.reuse.blocks import Block, Injection
 from draftgauge.drafters.reuse.blockwise import BlockNet
-from draftgauge.drafters.reuse.building import start_attending_self
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
@@ -68,7 +69,9 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     """
     if start == RANDOM:
         return []
-    start_attending_self(net)
+    for attention in net.modules():
+        if isinstance(attention, Attention):
+            attention.match_queries_to_keys()
     chain = net.layers[0].attention if isinstance(net, BlockNet) else net.blocks[0].chain_attention
     if not net.traits.chain_attends:  # among hidden states alone the target's queries are no guess at a drafter's
         chain = None
@@ -160,13 +163,13 @@ def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) ->
     long_enough = [text for text in texts if len(text) >= BALANCED_DEPTHS + 2]
     if not long_enough:
         return
-    squares: dict[nn.Module, list[Tensor]] = {}
+    joined: dict[Block, nn.Module] = {}  # what adds the attentions' output to a block's stream
+    squares: dict[nn.Module, list[Tensor]] = defaultdict(list)
     with ExitStack() as hooks:
         for block in net.blocks:
             attended = block.join or block.self_attention or block.chain_attention
             assert attended is not None
-            for watched in (block, attended):
-                squares[watched] = []
+            joined[block] = attended
             hooks.enter_context(
                 block.register_forward_hook(lambda one, inputs, _: squares[one].append(inputs[0].square().mean()))
             )
@@ -176,10 +179,8 @@ def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) ->
         for text in long_enough[:BALANCED_TEXTS]:
             ids = text.to(net.embedding.device)[None]
             unroll_states(net, ids, batch_features(module, ids, net.config.tap_plan, nowhere(ids)), BALANCED_DEPTHS)
-    for block in net.blocks:
-        attended = block.join or block.self_attention or block.chain_attention
-        assert attended is not None
-        stream, added = (float(torch.stack(squares[watched]).mean()) ** 0.5 for watched in (block, attended))
+    for block, join in joined.items():
+        stream, added = (float(torch.stack(squares[watched]).mean()) ** 0.5 for watched in (block, join))
         for attention in (block.self_attention, block.chain_attention):
             if attention is not None:
                 attention.output.weight.mul_(stream / max(added, 1e-12))

@@ -7,14 +7,16 @@ from torch import Tensor, nn
 
 from draftgauge.drafters.reuse.attention import Attention
 
+Groups = dict[str, list[tuple[Tensor, slice]]]
 
-def parameter_groups(net: nn.Module) -> dict[str, list[tuple[Tensor, slice]]]:
+
+def parameter_groups(net: nn.Module) -> Groups:
     """Rows of parameters by group: every module's weight is one, and the fused query, key and value projections are
     taken apart.
 
     A name is the place of the module in the drafter, e.g. ``blocks.0.chain_attention.keys``.
     """
-    groups: dict[str, list[tuple[Tensor, slice]]] = {}
+    groups: Groups = {}
     taken: set[int] = set()
     for name, module in net.named_modules():
         if not isinstance(module, Attention):
@@ -31,23 +33,17 @@ def parameter_groups(net: nn.Module) -> dict[str, list[tuple[Tensor, slice]]]:
     return groups
 
 
-class GradientStatistics:
-    """Norms of gradients and weights by parameter group."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self.groups = parameter_groups(net)
-
-    @torch.no_grad()
-    def row(self) -> dict[str, float]:
-        """``{"gradient_norm/GROUP", "gradient_rms/GROUP", "weight_rms/GROUP"}`` of the gradients before clipping."""
-        row: dict[str, float] = {}
-        for name, parts in self.groups.items():
-            count = sum(parameter[rows].numel() for parameter, rows in parts)
-            gradient = _norm([parameter.grad[rows] for parameter, rows in parts if parameter.grad is not None])
-            row[f"gradient_norm/{name}"] = gradient
-            row[f"gradient_rms/{name}"] = gradient / count**0.5
-            row[f"weight_rms/{name}"] = _norm([parameter[rows] for parameter, rows in parts]) / count**0.5
-        return row
+@torch.no_grad()
+def gradient_row(groups: Groups) -> dict[str, float]:
+    """``{"gradient_norm/GROUP", "gradient_rms/GROUP", "weight_rms/GROUP"}`` of the gradients before clipping."""
+    row: dict[str, float] = {}
+    for name, parts in groups.items():
+        count = sum(parameter[rows].numel() for parameter, rows in parts)
+        gradient = _norm([parameter.grad[rows] for parameter, rows in parts if parameter.grad is not None])
+        row[f"gradient_norm/{name}"] = gradient
+        row[f"gradient_rms/{name}"] = gradient / count**0.5
+        row[f"weight_rms/{name}"] = _norm([parameter[rows] for parameter, rows in parts]) / count**0.5
+    return row
 
 
 def _norm(tensors: list[Tensor]) -> float:

@@ -46,7 +46,7 @@ from draftgauge.training.reuse.optimizers import make_optimizers
 from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.request import CLIP, STEP_DECAY
 from draftgauge.training.reuse.result import TrainResult
-from draftgauge.training.reuse.statistics import GradientStatistics
+from draftgauge.training.reuse.statistics import gradient_row, parameter_groups
 from draftgauge.training.reuse.tracking import Tracker, open_trackers
 
 OWN_KEYS = (".chain_attention.keys", ".chain_attention.values")
@@ -106,7 +106,7 @@ class Training:
         )
         self.weights = depth_weights(request.depths, STEP_DECAY[request.recipe])
         self.autocast = autocast(job)
-        self.statistics, self.gates = GradientStatistics(net), GateWatch(net)
+        self.groups, self.gates = parameter_groups(net), GateWatch(net)
         self.state = self._resume(answers_sha256)
         self.interval = Interval()
 
@@ -158,10 +158,10 @@ class Training:
         interval.steps += 1
         if logged:
             self.world.add_up([self.gates.sums[depth] for depth in sorted(self.gates.sums)])
-            interval.last = {"learning_rate": self.schedule.rate(step)} | self.statistics.row() | self.gates.row()
+            interval.last = {"learning_rate": self.schedule.rate(step)} | gradient_row(self.groups) | self.gates.row()
 
     def _scale_own_keys(self, factor: float) -> None:
-        for name, parts in self.statistics.groups.items():
+        for name, parts in self.groups.items():
             for parameter, rows in parts if name.endswith(OWN_KEYS) else ():
                 if parameter.grad is not None:
                     parameter.grad[rows] *= factor

@@ -113,14 +113,9 @@ def _features(
 ) -> FeatureSource:
     if job.request.cache is None:
         return OnlineFeatures(target.module, job.config.tap_plan)
+    identity = cache_identity(answers, conversations, job.length, job.cached)
     with autocast(job):
-        make_cache(
-            job.request.cache,
-            target.module,
-            conversations,
-            cache_identity(answers, conversations, job.length, job.cached),
-            progress,
-        )
+        make_cache(job.request.cache, target.module, conversations, identity, progress)
     return CachedFeatures(job.request.cache, target.module, job.config.tap_plan)
 
 

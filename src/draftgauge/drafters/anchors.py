@@ -1,0 +1,75 @@
+"""What a drafter that reads its target keeps of the committed text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftgauge.drafters.reuse.rotary import Tables, window
+
+KeysValues = tuple[Tensor, Tensor]
+FIRST_CAPACITY = 512
+DEEPEST = 64  # tokens of a draft, at most
+
+
+class Places(NamedTuple):
+    """Where new anchors go.
+
+    Attributes:
+        at: ``[n]`` their positions.
+        empty: ``[C]`` true for the places of the cache that hold no anchor then.
+        tables: rotary tables ``[n + DEEPEST + 1, D]`` of their positions and of those that a draft can reach.
+    """
+
+    at: Tensor
+    empty: Tensor
+    tables: Tables
+
+
+class AnchorCache:
+    """Keys and values of all anchors by position, in pairs of buffers ``[1, heads, C, D]`` that grow together.
+
+    All is read at full capacity, behind a mask: shapes then do not depend on the text. Places that were never written
+    are zero, as masked ones must be numbers.
+    """
+
+    def __init__(
+        self, heads: Sequence[int], head_dim: int, like: Tensor, tables: Callable[[int, Tensor], Tables]
+    ) -> None:
+        """As many pairs as there are numbers of heads, and the rotary tables of at least so many positions."""
+        self.pairs: list[KeysValues] = [
+            (like.new_empty(1, count, 0, head_dim), like.new_empty(1, count, 0, head_dim)) for count in heads
+        ]
+        self.device = like.device
+        self._tables, self._like = tables, like
+        self.capacity = 0
+        self.length = 0
+
+    @property
+    def memory(self) -> list[Tensor]:
+        return [buffer for pair in self.pairs for buffer in pair]
+
+    def extend(self, count: int) -> Places:
+        """Make room for the next anchors, which have to be written then."""
+        begin, self.length = self.length, self.length + count
+        if self.length > self.capacity:
+            self.capacity = max(self.length, 2 * self.capacity, FIRST_CAPACITY)
+            self.pairs = [(self._grown(keys, begin), self._grown(values, begin)) for keys, values in self.pairs]
+        columns = torch.arange(self.capacity, device=self.device)
+        end = self.length + DEEPEST + 1
+        return Places(
+            columns[begin : self.length], columns >= self.length, window(self._tables(end, self._like), begin, end)
+        )
+
+    def write(self, number: int, at: Tensor, pair: KeysValues) -> None:
+        """One pair's ``[1, heads, n, D]`` at positions ``[n]``."""
+        for buffer, new in zip(self.pairs[number], pair, strict=True):
+            buffer.index_copy_(2, at, new)
+
+    def _grown(self, buffer: Tensor, used: int) -> Tensor:
+        grown = buffer.new_zeros(*buffer.shape[:2], self.capacity, buffer.shape[3])
+        grown[:, :, :used] = buffer[:, :, :used]
+        return grown
