@@ -83,6 +83,7 @@ class FakeCuda:
         return tolist
 
     def uploaded(self, waits: bool) -> None:
+        assert not self._recording, "an upload is not repeated by a recording"
         if self._counting:
             self.counts.uploads["waits" if waits else "goes on"] += 1
 

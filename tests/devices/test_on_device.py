@@ -150,6 +150,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
     assert any(row["advised"] for row in dg.advise(folder=run))
 
 
+@pytest.mark.filterwarnings("error:passes are launched")
 @pytest.mark.parametrize(("design", "precision"), TRAINED)
 def test_a_trained_drafter_is_lossless(design: str, precision: str, prompts: list[list[int]], tmp_path: Path) -> None:
     data = {"questions": 4, "new_tokens": 8, "length": 128}

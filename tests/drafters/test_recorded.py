@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from drafters.test_checkpoints import FIXTURES, LAYOUTS, drafter_of
 from drafters.test_checkpoints import target_module as checkpoint_target
-from drafters.test_reuse_lossless import VARIANTS, build_drafter, build_net, target_module
+from drafters.test_reuse_lossless import BLOCKWISE, VARIANTS, build_drafter, build_net, target_module
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.drafters import recorded
+from draftgauge.drafters import anchors, recorded
 from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.recorded import Recorded
 from draftgauge.models.loading import wrap
@@ -22,14 +25,22 @@ from tiny import tokens
 
 
 class Again:
-    """A pool whose recordings run what they recorded."""
+    """A pool whose recordings run again what they recorded, and write to where their first results lie."""
 
     def __init__(self) -> None:
         self.captured = 0
 
     def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
         self.captured += 1
-        return run
+        result = run()
+
+        def replay() -> Any:
+            for kept, new in zip(tree_leaves(result), tree_leaves(run()), strict=True):
+                if isinstance(kept, torch.Tensor):
+                    kept.copy_(new.clone())
+            return result
+
+        return torch.inference_mode()(replay)
 
 
 @pytest.fixture
@@ -41,6 +52,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Again:
 
 @pytest.mark.parametrize("made", [*VARIANTS, *LAYOUTS], ids=str)
 def test_drafts_are_those_of_passes_that_just_run(made: Any, pool: Again, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchors, "FIRST_CAPACITY", 16)  # it grows while it decodes
     published = isinstance(made, str)
     target = wrap(checkpoint_target() if published else target_module("qwen3"))
     settings, steps = DecodingSettings(24), []
@@ -69,8 +81,8 @@ def test_a_recording_reads_what_it_is_given_now_and_ends_where_the_cache_grows(p
     double = Recorded(run, cache)
     for value in (1.0, 2.0, 3.0):
         assert double((torch.tensor([value]), 2), torch.tensor([0.5])).tolist() == [2 * value + 0.5]
-    assert (pool.captured, len(called)) == (1, 3)
-    assert called[1][0] is called[2][0]  # its own memory
+    assert pool.captured == 1
+    assert called[1][0] is called[-1][0]  # its own memory
     assert double((torch.tensor([1.0]), 3), torch.tensor([0.5])).tolist() == [3.5]
     assert pool.captured == 1  # another number is another function
     cache.extend(600)
@@ -78,3 +90,31 @@ def test_a_recording_reads_what_it_is_given_now_and_ends_where_the_cache_grows(p
     for captured in (1, 2):
         assert double((torch.tensor([1.0]), 2), torch.tensor([0.5])).tolist() == [4.5]
         assert pool.captured == captured
+
+
+def test_what_a_recording_returned_is_read_where_it_lies(pool: Again) -> None:
+    cache = AnchorCache([], 2, torch.zeros(1), lambda length, like: (like.new_zeros(length, 2),) * 2)
+    grow = Recorded(lambda depth, chain, token: (depth + 1, (*chain, token + 1)), cache)
+    for start in (10.0, 20.0, 30.0, 40.0):
+        depth, chain = 0, (torch.tensor([start]),)
+        for drafted in range(3):
+            depth, chain = grow(depth, chain, torch.tensor([start + drafted]))
+        assert [float(each) for each in chain] == [start, start + 1, start + 2, start + 3]
+    assert pool.captured == 3
+    (read, _), (later, _) = list(grow._known.values())[1:]
+    assert read[1] is later[1]  # the chain's first token is copied once
+
+
+@pytest.mark.parametrize("made", [VARIANTS[2], BLOCKWISE[1], "eagle3-sglang"], ids=str)
+def test_a_drafter_is_freed_with_its_last_reference(made: Any, pool: Again) -> None:
+    published = isinstance(made, str)
+    target = wrap(checkpoint_target() if published else target_module("qwen3"))
+    new = drafter_of(FIXTURES / made, target) if published else build_drafter(target, build_net(target.module, made))
+    speculative_decode(target, new, FixedLength(4), [1, 2, 3], DecodingSettings(8))
+    kept = weakref.ref(new)
+    gc.disable()
+    try:
+        del new
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -15,6 +15,7 @@ from draftgauge.core.prompts import in_turn
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters.base import Drafter
 from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Policy
 
@@ -69,9 +70,17 @@ class Arm:
             return []
 
 
-def own_arm(pair: Pair, settings: DecodingSettings, name: str = PLAIN, policy: Policy | None = None) -> Arm:
-    """Decode with the pair's engine under a policy, or plainly: the baseline of every comparison."""
-    drafter = None if policy is None else pair.drafter()
+def own_arm(
+    pair: Pair,
+    settings: DecodingSettings,
+    name: str = PLAIN,
+    policy: Policy | None = None,
+    drafter: Drafter | None = None,
+) -> Arm:
+    """Decode with the pair's engine under a policy, or plainly: the baseline of every comparison. Arms may share a
+    drafter, which on a GPU then records its passes once.
+    """
+    drafter = drafter or (None if policy is None else pair.drafter())
 
     def decode(prompt: list[int]) -> ArmRun:
         if policy is None or drafter is None:

@@ -83,30 +83,29 @@ def bench(
     """
     objects = objects or {}
     over = None if request.over is None else Reference(current_name(request.over), ASKED)
+    rows: list[dict[str, Any]] = []
     if pair is None and request.folder is not None:
         _check_given(request, request.folder)
         runs = select_runs(request.folder)
         if len(runs) == 1:
             return _bench_run(request, *runs[0], objects, over, progress)
-        benched: list[dict[str, Any]] = []
         failed = ""
         for run, manifest in runs:
             try:
-                rows = _bench_run(request, run, manifest, objects, over, progress)
+                benched = _bench_run(request, run, manifest, objects, over, progress)
             except DraftgaugeError as error:  # what the others took minutes for is not lost
                 failed = f"{run} is left out: {error}"
                 warn(failed)
             else:
-                benched += [row | {"run": run.name} for row in rows]
-        if not benched:
+                rows += [row | {"run": run.name} for row in benched]
+        if not rows:
             raise DraftgaugeError(f"no run in {request.folder} could be benched; the last, {failed}")
-        return benched
+        return rows
     if pair is not None:
         refuse_beside_pair(request, "folder")
     check_draft_is_used(request.pair)
     compared = _compared(request, objects, DEFAULTS, request.drafts.gamma_max, over)
     path, chosen = choose_prompts(request.prompts)
-    rows: list[dict[str, Any]] = []
     for compression in labelled(request.pair).compression if pair is None else (pair.compression,):
         loaded = pair or load_pair(request.pair.at(compression))
         warn_of_other_pairs(compared.named, loaded.fingerprints())
@@ -203,7 +202,8 @@ def _bench(
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))
     record_passes(pair, [tokens for _, tokens in prompts], length, gamma_max)
     settings = DecodingSettings(max_new_tokens=length, end_tokens=pair.end_tokens)
-    arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, policy) for spec, policy in made.items())]
+    drafter = pair.drafter() if made else None
+    arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, own, drafter) for spec, own in made.items())]
     if request.baselines:
         length_over = fixed_length(compared.over.arm) if compared.over else None
         arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT, list(made))

@@ -26,6 +26,7 @@ from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.recorder import Answer, RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches
 from draftgauge.models.compression import draft_compression
@@ -134,13 +135,15 @@ def record_missing(
         by_index = {prompt.index: (prompt, tokens) for prompt, tokens in missing}
         missing = [by_index[prompt.index] for prompt in in_turn(prompt for prompt, _ in missing)]
     progress(label, done, len(encoded))
+    drafter: Drafter | None = None
     for prompt, tokens in missing:
         if until is not None and done and time.monotonic() > until:
             writer.settle()
             break
         # Each prompt has its own generator, as a run may be resumed anywhere.
         drawing = pair.generator(sampling, derive_seed(request.randomness.seed, "record", prompt.index))
-        drafter = pair.drafter(sampling, drawing)
+        if drafter is None or drawing is not None:
+            drafter = pair.drafter(sampling, drawing)
         if answers is None:
             writer.add(record_prompt(pair.target, drafter, prompt, tokens, plan, drawing))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -40,17 +41,20 @@ class AnchorCache:
         self, heads: Sequence[int], head_dim: int, like: Tensor, tables: Callable[[int, Tensor], Tables]
     ) -> None:
         """As many pairs as there are numbers of heads, and the rotary tables of at least so many positions."""
-        self.pairs: list[KeysValues] = [
-            (like.new_empty(1, count, 0, head_dim), like.new_empty(1, count, 0, head_dim)) for count in heads
-        ]
-        self.device = like.device
         self._tables, self._like = tables, like
+        self._none = [(like.new_empty(1, count, 0, head_dim), like.new_empty(1, count, 0, head_dim)) for count in heads]
+        self.pairs: list[KeysValues] = self._none
+        self.device = like.device
         self.capacity = 0
         self.length = 0
 
-    @property
-    def memory(self) -> list[Tensor]:
-        return [buffer for pair in self.pairs for buffer in pair]
+    def restart(self) -> None:
+        """Hold no anchor; on a GPU the buffers stay where recordings read them."""
+        self.length = 0
+        if self.device.type == "cpu":
+            self.pairs, self.capacity = self._none, 0
+        for buffer in chain.from_iterable(self.pairs):
+            buffer.zero_()
 
     def extend(self, count: int) -> Places:
         """Make room for the next anchors, which have to be written then."""
@@ -67,7 +71,11 @@ class AnchorCache:
     def write(self, number: int, at: Tensor, pair: KeysValues) -> None:
         """One pair's ``[1, heads, n, D]`` at positions ``[n]``."""
         for buffer, new in zip(self.pairs[number], pair, strict=True):
-            buffer.index_copy_(2, at, new)
+            buffer.index_copy_(2, at, new.to(buffer.dtype))  # another one under autocast
+
+    def view(self, number: int, length: int) -> KeysValues:
+        keys, values = self.pairs[number]
+        return keys[:, :, :length], values[:, :, :length]
 
     def _grown(self, buffer: Tensor, used: int) -> Tensor:
         grown = buffer.new_zeros(*buffer.shape[:2], self.capacity, buffer.shape[3])

@@ -19,38 +19,44 @@ class Recorded(Generic[Result]):
     """A function that is recorded as a CUDA graph for each set of shapes, when it comes again; on a CPU it just runs.
 
     Arguments and results are tensors, what does not change, and tuples of these. The function neither waits for the
-    device nor keeps what it is given. A result is valid until the next one of the same shapes.
+    device nor keeps what it is given. Of what earlier calls returned, only what is given to a call survives it.
     """
 
     def __init__(self, run: Callable[..., Result], cache: AnchorCache) -> None:
         """``cache`` is what the function reads and writes beside its arguments."""
         self.run = run
         self._cache = cache
-        self._memory: list[Tensor] = []
         self._forget()
 
     def _forget(self) -> None:
+        self._capacity = self._cache.capacity
         self._pool = graph_pool(self._cache.device)
         self._seen: set[tuple[Any, ...]] = set()
-        self._known: dict[tuple[Any, ...], tuple[list[Tensor], Callable[[], Result]]] = {}
+        self._known: dict[tuple[Any, ...], tuple[list[Any], Callable[[], Result]]] = {}
+        self._kept: dict[int, Tensor] = {}  # what recordings read and return, which stays where it is
 
     def __call__(self, *given: Any) -> Result:
-        if self._pool is None:
+        if self._pool is None or torch.is_autocast_enabled(self._cache.device.type):  # whose copies of weights move
             return self.run(*given)
-        memory = self._cache.memory
-        if len(memory) != len(self._memory) or any(a is not b for a, b in zip(memory, self._memory, strict=True)):
-            self._forget()  # the cache has grown
-            self._memory = memory
+        if self._capacity != self._cache.capacity:
+            self._forget()
         leaves, structure = tree_flatten(given)
         key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         if key not in self._seen:
             self._seen.add(key)
             return self.run(*given)
-        if key not in self._known:
-            kept = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            arguments = tree_unflatten(kept, structure)
-            own = [leaf for leaf in kept if isinstance(leaf, Tensor)]
-            self._known[key] = own, self._pool.capture(lambda: self.run(*arguments))
-        inputs, replay = self._known[key]
-        torch._foreach_copy_(inputs, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
-        return replay()
+        recorded = key in self._known
+        if not recorded:
+            read = [
+                leaf.clone() if isinstance(leaf, Tensor) and id(leaf) not in self._kept else leaf for leaf in leaves
+            ]
+            arguments = tree_unflatten(read, structure)
+            self._known[key] = read, self._pool.capture(lambda: self.run(*arguments))
+        read, replay = self._known[key]
+        for own, leaf in zip(read, leaves, strict=True):
+            if isinstance(own, Tensor) and own is not leaf:
+                own.copy_(leaf)
+        result = replay()
+        if not recorded:
+            self._kept |= {id(leaf): leaf for leaf in (*read, *tree_flatten(result)[0]) if isinstance(leaf, Tensor)}
+        return result

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind, drafts_alone
 from draftgauge.integrations.generate_arguments import GenerateArguments
@@ -61,7 +62,14 @@ class BoundPair:
                 _check_models(model, self.drafts.model.module, None)
         plan = self.drafts.tap_plan
         self.taps: Taps | None = None if plan is None else attach_taps(self.target, plan)
+        self._last: tuple[Drafting, Drafter] | None = None
         self._weights = [(each, _weights(each)) for each in watched]
+
+    def drafter(self, drafting: Drafting) -> Drafter:
+        """The last one, with what it has recorded on a GPU, where it is to draft alike."""
+        if self._last is None or self._last[0] != drafting:
+            self._last = drafting, self.drafts.drafter(self.target, self.taps, drafting)
+        return self._last[1]
 
     def holds(self, model: PreTrainedModel) -> bool:
         """Whether it is of this model, and neither that nor a draft model of the caller's has changed."""

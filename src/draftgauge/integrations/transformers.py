@@ -136,7 +136,7 @@ class Speculative:
             if call.processors:
                 target = ProcessedModel(target, call.processors, row, call.settings.sampling.greedy)
             drafting = Drafting(call.settings.end_tokens, call.draft_sampling, generator)
-            drafter = pair.drafts.drafter(pair.target, pair.taps, drafting)
+            drafter = pair.drafter(drafting)
             watch = CriteriaWatch(call.criteria, row) if call.criteria else None
             settings = replace(call.settings, stop_when=watch)
             on_commit = None if self._streamer is None else _put_each(self._streamer)

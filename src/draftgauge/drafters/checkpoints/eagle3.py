@@ -30,14 +30,16 @@ class Eagle3Chain(NamedTuple):
     Attributes:
         states: the last ones ``[R, H]``.
         own: keys and values of each layer, by depth.
-        unseen: ``[R, C]`` true for places of the cache that a chain does not see.
+        unseen: ``[C]`` true for places of the cache that a chain does not see, where it is the only one.
+        seen: how many places the last of several chains sees, each one less than the next; 0 for a single one.
         ahead: rotary tables from the position of the first anchor on.
     """
 
     depth: int
     states: Tensor
     own: tuple[tuple[KeysValues, ...], ...]
-    unseen: Tensor
+    unseen: Tensor | None
+    seen: int
     ahead: Tables
 
 
@@ -46,11 +48,13 @@ class Eagle3Net(DrafterNet):
 
     def absorb(self, cache: AnchorCache, places: Places, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The states ``[n, H]`` after the first depth of each anchor."""
-        unseen = torch.arange(cache.capacity, device=tokens.device) > places.at[:, None]
+        many = len(tokens) > DEEPEST  # through the flash kernels, where there are any; else in shapes that are recorded
+        unseen = None if many else torch.arange(cache.capacity, device=tokens.device) > places.at[:, None]
 
         def attend(layer: int, heads: Heads) -> Tensor:
             cache.write(layer, places.at, (heads.keys[None], heads.values[None]))
-            return joint_attention(heads.queries[None], cache.pairs[layer], (), False, unseen)[0]
+            shared = cache.view(layer, cache.length if many else cache.capacity)
+            return joint_attention(heads.queries[None], shared, (), many, unseen)[0]
 
         fused = self._fuse(hidden.to(self._head.dtype))
         return self._run(tokens, fused, window(places.tables, 0, len(tokens)), attend)
@@ -62,7 +66,8 @@ class Eagle3Net(DrafterNet):
 
         def attend(layer: int, heads: Heads) -> Tensor:
             own[layer] = (*own[layer], (heads.keys[None], heads.values[None]))
-            return joint_attention(heads.queries[None], cache.pairs[layer], own[layer], False, chain.unseen)[0]
+            shared = cache.view(layer, chain.seen or cache.capacity)
+            return joint_attention(heads.queries[None], shared, own[layer], chain.seen > 0, chain.unseen)[0]
 
         depth = chain.depth + 1
         passed_on = self.weights.norm("norm", chain.states) if self.layout.norm_output else chain.states
@@ -73,10 +78,9 @@ class Eagle3Net(DrafterNet):
         self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
     ) -> Eagle3Branches:
         own: tuple[tuple[KeysValues, ...], ...] = ((),) * len(self._layers)
-        end = first + len(begin) + DEEPEST
-        columns = torch.arange(cache.capacity, device=begin.device)
-        unseen = columns > first + torch.arange(len(begin), device=begin.device)[:, None]
-        chain = Eagle3Chain(0, begin, own, unseen, window(self._tables(end, begin), first, end))
+        end, seen = first + len(begin) + DEEPEST, first + len(begin) if len(begin) > 1 else 0
+        unseen = None if seen else torch.arange(cache.capacity, device=begin.device) > first
+        chain = Eagle3Chain(0, begin, own, unseen, seen, window(self._tables(end, begin), first, end))
         return Eagle3Branches(self.logits(begin), chain, run or partial(self.run, cache))
 
     def logits(self, states: Tensor) -> Tensor:

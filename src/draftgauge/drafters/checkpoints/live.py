@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class CheckpointDrafter(ReuseDrafter):
             return drafts
         following = upload(text[1:], self.target.spec.device)
         begin = self.net.take_in(cache, following, self.taps.hidden(0, anchors))
-        longest = min(gamma_max, self.net.layout.longest or gamma_max)
+        longest = min(gamma_max, DEEPEST, self.net.layout.longest or gamma_max)
         many = max(1, CHUNK // (self.net.layout.longest or 1))
         for anchor in range(max(first, 0), anchors, many):
             until = min(anchor + many, anchors)
@@ -94,11 +95,12 @@ class CheckpointDrafter(ReuseDrafter):
             return self.net.take_in(self._cache, tokens, hidden)[-1:]
         return self._absorbing(self._cache.extend(len(tokens)), tokens, hidden)
 
-    def _absorb(self, *given: Any) -> Tensor:
-        return self.net.absorb(self._cache, *given)[-1:]
+    def _passes(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return partial(_absorb_last, self.net, self._cache), partial(self.net.run, self._cache)
 
-    def _run(self, *given: Any) -> Any:
-        return self.net.run(self._cache, *given)
+
+def _absorb_last(net: DrafterNet, cache: AnchorCache, *given: Any) -> Tensor:
+    return net.absorb(cache, *given)[-1:]
 
 
 @register_drafter

@@ -56,7 +56,7 @@ def take_in(
     keys: Tensor | None = None,
     values: Tensor | None = None,
 ) -> tuple[Tensor, Chain]:
-    """Process new anchors and run depth 0 of the last one; chains from earlier ones stay right.
+    """Process new anchors and run depth 0 of the last one; earlier chains stay right while the cache has room.
 
     Args:
         tokens: ``[n]``, the token *after* each new anchor; the last of them is the last committed token.

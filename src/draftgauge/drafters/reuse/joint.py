@@ -31,7 +31,7 @@ def joint_attention(
         shared: keys and values ``[B, KV, L, D]``, or None.
         own: keys and values ``[B, KV, R, D]`` for every depth; row ``r`` sees only theirs at ``r``.
         causal: the rows are the last of the ``L``, and each sees no shared keys after it.
-        empty: ``[L]`` true for shared places that no row sees, of rows that are not causal.
+        empty: ``[L]`` or ``[R, L]`` true for shared places that rows do not see, which are not causal.
     """
     if causal and shared is not None and _has_flash(queries):
         flat = [tensor for pair in (shared, *own) for tensor in pair]

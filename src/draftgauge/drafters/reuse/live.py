@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ class ReuseDrafter:
         )
         self._text: list[int] = []
         self._cache = self._new_cache()
-        self._absorbing = Recorded(self._absorb, self._cache)
-        self._running = Recorded(self._run, self._cache)
+        # Bound to the network and the cache alone: a drafter in a cycle would keep its memory.
+        self._absorbing, self._running = (Recorded(run, self._cache) for run in self._passes())
         self._begun: Any = None  # what a draft from the last anchor begins with
 
     def keeps_drafted(self) -> bool:
@@ -76,7 +77,7 @@ class ReuseDrafter:
     @torch.inference_mode()
     def prefill(self, context: list[int]) -> None:
         self._text = list(context)
-        self._cache.length = 0
+        self._cache.restart()
         self._take_in()
 
     @torch.inference_mode()
@@ -137,13 +138,9 @@ class ReuseDrafter:
     def _new_cache(self) -> AnchorCache:
         return begin(self.net)
 
-    def _absorb(self, *given: Any) -> Any:
-        """New anchors, where the cache has made room: from what :func:`absorb` takes to what a draft begins with."""
-        return absorb(self.net, self._cache, *given)
-
-    def _run(self, *given: Any) -> Any:
-        """What a draft runs: a step of a chain."""
-        return step(self.net, self._cache, *given)
+    def _passes(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """From new anchors, as :func:`absorb` takes them, to what a draft begins with; and what a draft runs."""
+        return partial(absorb, self.net, self._cache), partial(step, self.net, self._cache)
 
 
 class BlockDrafter(ReuseDrafter):
@@ -170,7 +167,8 @@ class BlockDrafter(ReuseDrafter):
             part = rows[start : start + CHUNK_BLOCKS]
             anchors = torch.as_tensor(part + begin - 2)[None]
             places = anchors.to(text.device)
-            states = self.net.run(text[places + 1], anchors, self._seen(self._begun[0]), places + 1)[0]
+            seen = _seen(self.net, self._cache, self._begun[0])
+            states = self.net.run(text[places + 1], anchors, seen, places + 1)[0]
             estimated, before = self.net.confidences(states), text[places[0] + 1]
             for depth in range(size):
                 logits = self.net.logits(states[:, depth], before)
@@ -191,26 +189,12 @@ class BlockDrafter(ReuseDrafter):
         heads = [config.chain_kv_heads] * (sets * config.layers)
         return AnchorCache(heads, config.head_dim, self.net.head.weight, self.net.tables)
 
-    def _seen(self, fused: Tensor | None) -> Seen:
-        count = len(self._cache.pairs) // self.net.config.layers
-        return Seen([self._cache.pairs[n * count : (n + 1) * count] for n in range(self.net.config.layers)], fused)
+    def _passes(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return partial(_absorb_block, self.net, self._cache), partial(_run_block, self.net, self._cache)
 
     def _take(self, *given: Any) -> Any:
         self._block = None
         return super()._take(*given)
-
-    def _absorb(self, places: Places, tokens: Tensor, *states: Tensor | None) -> Any:
-        """The fused states ``[1, n, H]``, how many anchors are seen ``[1, 1]``, and the tables after the last."""
-        hidden, keys, values = (None if part is None else part[None] for part in states)
-        new = self.net.contexts(hidden, keys, values, window(places.tables, 0, len(tokens)))
-        for number, pair in enumerate(chain.from_iterable(new.layers)):
-            self._cache.write(number, places.at, pair)
-        return new.fused, places.at[None, -1:] + 1, window(places.tables, len(tokens), len(places.tables[0]))
-
-    def _run(self, last: Tensor, fused: Tensor | None, visible: Tensor, tables: Tables) -> Any:
-        only = torch.zeros_like(visible)
-        rows = [table[None, None, : self.net.places] for table in tables]
-        return self.net.run(last[None], only, self._seen(fused), visible, (rows[0], rows[1]))[0, 0]
 
     def _slots(self) -> Tensor:
         if self._block is None:
@@ -232,6 +216,30 @@ class BlockDrafter(ReuseDrafter):
             return (row if markov is None else row + markov(self.net.embed(token))).float()
 
         return after(upload(self._text[-1:], self.target.spec.device)), after
+
+
+def _absorb_block(
+    net: BlockNet, cache: AnchorCache, places: Places, tokens: Tensor, *states: Tensor | None
+) -> tuple[Tensor | None, Tensor, Tables]:
+    """The fused states ``[1, n, H]``, how many anchors are seen ``[1, 1]``, and the tables after the last."""
+    hidden, keys, values = (None if part is None else part[None] for part in states)
+    new = net.contexts(hidden, keys, values, window(places.tables, 0, len(tokens)))
+    for number, pair in enumerate(chain.from_iterable(new.layers)):
+        cache.write(number, places.at, pair)
+    return new.fused, places.at[None, -1:] + 1, window(places.tables, len(tokens), len(places.tables[0]))
+
+
+def _run_block(
+    net: BlockNet, cache: AnchorCache, last: Tensor, fused: Tensor | None, visible: Tensor, tables: Tables
+) -> Tensor:
+    """The states ``[b, H]`` of the block after a token ``[1]``."""
+    cos, sin = (table[None, None, : net.places] for table in tables)
+    return net.run(last[None], torch.zeros_like(visible), _seen(net, cache, fused), visible, (cos, sin))[0, 0]
+
+
+def _seen(net: BlockNet, cache: AnchorCache, fused: Tensor | None) -> Seen:
+    count = len(cache.pairs) // net.config.layers
+    return Seen([cache.pairs[n * count : (n + 1) * count] for n in range(net.config.layers)], fused)
 
 
 def new_drafter(net: ReuseNet, target: CachedModel, taps: Taps, how: Drafting) -> ReuseDrafter:
