@@ -37,7 +37,7 @@ WHOLE = "DRAFTGAUGE_TEST_DEVICE" in os.environ  # else one of each: other tests 
 ENGINES = ("static", "lean", "modules") if WHOLE else ("static",)
 POLICIES = ("two-source", "stopping", "fixed:4", "hf-confidence") if WHOLE else ("two-source",)
 COMPRESSIONS = ("int8", "uncompressed", "bf16", "nf4") if WHOLE else ("int8",)
-TRAINED = [("hybrid", "auto"), ("hidden", "auto"), ("kv", "fp32")] if WHOLE else [("hybrid", "auto")]
+TRAINED = [("ttt", "hybrid", "auto"), ("block", "kv", "auto"), ("ttt", "hidden", "auto"), ("ttt", "kv", "fp32")]
 GAMMA_MAX = 8
 COSTS = LinearCosts(drafting=0.05)
 PROMPTS = PAIR_FOLDER / "prompts" / "train.jsonl"
@@ -151,10 +151,12 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error:passes are launched")
-@pytest.mark.parametrize(("design", "precision"), TRAINED)
-def test_a_trained_drafter_is_lossless(design: str, precision: str, prompts: list[list[int]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "design", "precision"), TRAINED if WHOLE else TRAINED[:2])
+def test_a_trained_drafter_is_lossless(
+    recipe: str, design: str, precision: str, prompts: list[list[int]], tmp_path: Path
+) -> None:
     data = {"questions": 4, "new_tokens": 8, "length": 128}
-    request = TrainingSpec(target="reference", reuse=design, steps=2, batch=2, depths=3, **data)
+    request = TrainingSpec(target="reference", recipe=recipe, reuse=design, steps=2, batch=2, depths=3, **data)
     train_drafter(replace(request, device=DEVICE, precision=precision), tmp_path / "drafter")
     for engine in ENGINES:
         pair = pair_of(engine, target="reference", draft=None, drafter=str(tmp_path / "drafter"))
