@@ -156,7 +156,7 @@ def test_a_trained_drafter_is_lossless(
     recipe: str, design: str, precision: str, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     data = {"questions": 4, "new_tokens": 8, "length": 128}
-    request = TrainingSpec(target="reference", recipe=recipe, reuse=design, steps=2, batch=2, depths=3, **data)
+    request = TrainingSpec(target="reference", recipe=recipe, reuse=design, steps=2, batch=2, depths=4, **data)
     train_drafter(replace(request, device=DEVICE, precision=precision), tmp_path / "drafter")
     for engine in ENGINES:
         pair = pair_of(engine, target="reference", draft=None, drafter=str(tmp_path / "drafter"))
