@@ -108,7 +108,7 @@ def real_live_table(rows: Sequence[Row], run: str = "bf16") -> Iterator[str]:
         over_plain = f"{row['ratio_to_plain']:.2f}x [{row['ratio_to_plain_low']:.2f}, {row['ratio_to_plain_high']:.2f}]"
         steps = [each for each in both if each["tokens_per_step"]]
         tokens = " / ".join(f"{each['tokens_per_step']:.2f}" for each in steps)
-        seconds = " / ".join(f"{each['tokens_per_step'] / each['tokens_per_second']:.3f}" for each in steps)
+        seconds = " / ".join(f"{each['tokens_per_step'] / each['tokens_per_second']:.3g}" for each in steps)
         gains = [*map(interval, both), ""][:2]
         yield f"| `{name}` | {' | '.join((over_plain, *gains, tokens, seconds))} |"
 
@@ -306,19 +306,8 @@ def limits_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def trained_table(rows: Sequence[Row]) -> Iterator[str]:
     """Drafters of a published model from the fastest: their training, acceptance, and speed modelled and live."""
-    names = (
-        "positions",
-        "minutes",
-        "accepted at depth 1, 2, ...",
-        "alone",
-        "setting",
-        "tokens a step",
-        "the drafter's",
-        "x plain",
-        "over lookup",
-        "live",
-    )
-    yield f"| drafter | {' | '.join(names)} |"
+    names = ("drafter", "positions", "minutes", "accepted at depth 1, 2, ...", "alone", "setting", "tokens a step")
+    yield f"| {' | '.join(names)} | the drafter's | x plain | over lookup | live |"
     yield f"|---|---:|---:|---|---:|---|{'---:|' * 5}"
     alone = {row["alone"]: f"{row['ratio_to_plain']:.2f}" for row in rows if "alone" in row}
     trained = {row["trained"]: row for row in rows if "trained" in row}
@@ -376,6 +365,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real held out": ("real-replayed.json", real_held_out_table),
     "real live": ("real-live-bf16.json", real_live_table),
     "real transformers": ("real-transformers-bf16.json", real_live_table),
+    "real live H200": ("real-live-bf16-h200.json", partial(real_live_table, run="bf16-h100")),
+    "real live nf4 H200": ("real-live-nf4-h200.json", partial(real_live_table, run="nf4-h100")),
     "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
     "real live int8": ("real-live-int8.json", partial(real_live_table, run="int8")),
     "real live Q4_K_M": ("real-live-Q4_K_M.json", partial(real_live_table, run="Q4_K_M")),
@@ -389,7 +380,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "limits": ("kvshot-block.json", limits_table),
     "learning curve": ("kvshot-block.json", curve_table),
     "trained": ("trained-smollm2.json", trained_table),
-    "trained on a GPU": ("rank-h100.json", trained_table),
+    "trained on a GPU": ("rank-h200.json", trained_table),
     "trained, on a CPU": ("rank-qwen-trained.json", trained_table),
     "recipes on SmolLM2": ("kvshot-smollm2.json", recipes_table),
     "learning curve on SmolLM2": ("kvshot-smollm2.json", curve_table),

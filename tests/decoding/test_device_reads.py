@@ -16,6 +16,7 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.recorded import record_passes
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.live import new_drafter
@@ -121,6 +122,11 @@ def test_what_a_trained_drafter_runs_is_recorded(gpu: FakeCuda, block: int, read
     launches, waited, waits = per_step(gpu, target, drafter, Looking(reads))
     assert (waited, waits) == (GAMMA + 1 if reads else 1, 0)
     assert reads or launches <= 48  # four times as many, launched one by one
+    drafter = new_drafter(net, target, drafter.taps, Drafting(frozenset()))
+    record_passes(target, drafter, GAMMA, 60)
+    with gpu.counting() as counts:
+        speculative_decode(target, drafter, Looking(reads), 2 * PROMPT, DecodingSettings(20))
+    assert counts.captures == 0 < counts.launches["graph"]
 
 
 def test_prompt_lookup_and_plain_decoding_read_once_a_step(gpu: FakeCuda) -> None:

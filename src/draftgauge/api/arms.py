@@ -16,7 +16,6 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
-from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Policy
 
 
@@ -92,13 +91,6 @@ def own_arm(
         return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds, draft, text)
 
     return Arm(name, decode)
-
-
-def record_passes(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int, gamma_max: int) -> None:
-    longest = max(map(len, prompts)) + max_new_tokens
-    for model in (pair.target, pair.draft):
-        if isinstance(model, StaticModel):
-            model.record(gamma_max + 1, longest)
 
 
 def bench_arms(

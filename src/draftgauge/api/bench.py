@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.arms import BenchPrompt, bench_arms, own_arm, record_passes, without_failed
+from draftgauge.api.arms import BenchPrompt, bench_arms, own_arm, without_failed
 from draftgauge.api.baselines import DEFAULT_CONSTANT, transformers_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.costs import pair_costs
@@ -25,6 +25,7 @@ from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.recorded import record_passes
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
@@ -200,9 +201,9 @@ def _bench(
     if request.datastore is not None:
         decoded = [tokens for _, tokens in prompts]
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))
-    record_passes(pair, [tokens for _, tokens in prompts], length, gamma_max)
     settings = DecodingSettings(max_new_tokens=length, end_tokens=pair.end_tokens)
     drafter = pair.drafter() if made else None
+    record_passes(pair.target, drafter, gamma_max, length + max(len(tokens) for _, tokens in prompts))
     arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, own, drafter) for spec, own in made.items())]
     if request.baselines:
         length_over = fixed_length(compared.over.arm) if compared.over else None

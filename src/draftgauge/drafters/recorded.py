@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from draftgauge.drafters.anchors import AnchorCache
+from draftgauge.drafters.base import Drafter, RunsModel
+from draftgauge.models.base import CachedModel
 from draftgauge.models.rows import graph_pool
+from draftgauge.models.static_model import StaticModel
 
 Result = TypeVar("Result")
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A drafter that records what it runs."""
+
+    def record(self, most: int, longest: int) -> None:
+        """Record what drafts of up to ``most`` tokens run in texts of up to ``longest``."""
+
+
+def record_passes(target: CachedModel, drafter: Drafter | None, gamma_max: int, longest: int) -> None:
+    """Record on a GPU what steps with drafts of up to ``gamma_max`` tokens run, before something is timed.
+
+    The caches are empty afterwards.
+    """
+    for model in (target, drafter.model if isinstance(drafter, RunsModel) else None):
+        if isinstance(model, StaticModel):
+            model.record(gamma_max + 1, longest)
+    if isinstance(drafter, Records):
+        drafter.record(gamma_max, longest)
 
 
 class Recorded(Generic[Result]):

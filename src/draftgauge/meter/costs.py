@@ -24,11 +24,11 @@ from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.base import Drafter, RunsModel, device_of, keeps_drafted
+from draftgauge.drafters.base import Drafter, device_of, keeps_drafted
+from draftgauge.drafters.recorded import record_passes
 from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
-from draftgauge.models.static_model import StaticModel
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.verification import Sampling, choose
 
@@ -112,10 +112,8 @@ def measure_costs(
     def tell() -> None:
         progress(min(99, int(100 * (time.perf_counter() - begun) / expected)), 100)
 
-    models = [(target, plan.gamma_max + 1)] + ([(drafter.model, BACKLOGS)] if isinstance(drafter, RunsModel) else [])
-    for model, most in models:  # recording passes as CUDA graphs is no part of what a step costs
-        if isinstance(model, StaticModel):
-            model.record(most, lengths[-1] + span)
+    # Recording is no part of what a step costs.
+    record_passes(target, drafter, max(plan.gamma_max, BACKLOGS - 1), lengths[-1] + span)
     runner = _Runner(target, drafter, plan, span, rng, generator, tell)
     benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
     runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
@@ -250,11 +248,23 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: boo
     benches = schedule.benches
     samples = [bench.samples for bench in benches]
     catch_up = _catch_up(samples)
-    draft = _table(samples, lambda sample: sample.draft - catch_up[sample.backlog - 1], plan.gamma_max)
-    draft[:, 0], draft[:, 1:] = 0.0, np.maximum(draft[:, 1:], LEAST_SECONDS)  # drafting nothing takes no time
     verify = _table(samples, lambda sample: sample.verify, plan.gamma_max)
+    beside = np.zeros_like(verify)
+    if target.spec.device.type == "cuda":
+        # There a draft that nobody reads still runs while the host launches the verification, which shows its length
+        # beside drafts that are read, or none; drafting takes what a step takes longer than that.
+        apart = [
+            [sample._replace(looks=False) for sample in own if sample.looks or not sample.gamma] for own in samples
+        ]
+        beside = verify = np.maximum(verify, _table(apart, lambda sample: sample.verify, plan.gamma_max))
+
+    def drafting(sample: Sample) -> float:
+        return sample.draft - catch_up[sample.backlog - 1] + (sample.verify if beside.any() else 0.0)
+
+    draft = _table(samples, drafting, plan.gamma_max) - beside
+    draft[:, 0], draft[:, 1:] = 0.0, np.maximum(draft[:, 1:], LEAST_SECONDS)  # drafting nothing takes no time
     looked_at = [
-        (sample.draft - catch_up[sample.backlog - 1] - draft[row, sample.gamma]) / sample.gamma
+        (drafting(sample) - draft[row, sample.gamma] - beside[row, sample.gamma]) / sample.gamma
         for row, own in enumerate(samples)
         for sample in own
         if sample.looks

@@ -81,6 +81,27 @@ class ReuseDrafter:
         self._take_in()
 
     @torch.inference_mode()
+    def record(self, most: int, longest: int) -> None:
+        """See :class:`~draftgauge.drafters.recorded.Records`; on a CPU nothing is."""
+        device, most = self.target.spec.device, min(most, DEEPEST - 1)
+        if device.type == "cpu":
+            return
+        token = torch.zeros(1, dtype=torch.int64, device=device)
+        self.target.reset()
+        self.target.forward(token.expand(most + 1))
+        self._cache.extend(longest)
+        for count in range(1, most + 2):
+            for _ in range(2):  # recorded when it comes again
+                self._cache.restart()
+                self._text = [0] * (count + 1)
+                self._take_in()
+                _, advance = self._drafting()
+                for _ in range(self._within_context(most) - 1 if count == 1 else 0):
+                    advance(token)
+        self._cache.restart()
+        self.target.reset()
+
+    @torch.inference_mode()
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         limit = self._within_context(limit)
         self._take_in()
