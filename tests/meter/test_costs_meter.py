@@ -12,7 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
-from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, _Bench, _curve, _Schedule, rising_row
+from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, _Bench, _curve, _Drafter, _Schedule, rising_row
 from draftgauge.meter.steps import BACKLOGS, Sample
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -201,14 +201,17 @@ def test_too_few_samples_never_make_one_token_more_expensive_than_two() -> None:
 def test_a_draft_that_runs_while_the_host_launches_the_verification_is_priced_so() -> None:
     """On a GPU: 10 ms of launches a pass, 1 ms of the device for each drafted token, 0.2 ms to read one."""
     samples = [Sample(0, False, 1, 0.0, 0.010)] * 8
-    for length in range(1, 9):
+    for length in range(1, 17):
         samples += [Sample(length, False, 1, 0.001 * length, max(0.002, 0.010 - 0.001 * length))] * 4
-    samples += [Sample(length, True, 1, 0.0012 * length, 0.010) for length in (2, 4) for _ in range(4)]
+    samples += [Sample(length, True, 1, 0.0012 * length, 0.010) for length in (2, 4, 16) for _ in range(4)]
     bench = _Bench(64, 60, samples, [0.010] * 4)
-    plan = MeterPlan(text=[1], contexts=[64], gamma_max=8)
-    spec = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, engine="lean")
-    curve = _curve(_Schedule([bench], tuple(range(9)), 3, 1.0, ""), plan, SimpleNamespace(spec=spec), False, 1.0)
+    plan = MeterPlan(text=[1], contexts=[64], gamma_max=16)
+    target = SimpleNamespace(spec=SimpleNamespace(device="cuda:0", dtype=torch.bfloat16, engine="lean"))
+    curve = _curve(_Schedule([bench], tuple(range(17)), 3, 1.0, ""), plan, target, _Drafter(False, True), 1.0)
     np.testing.assert_allclose(curve.verify, 0.010)
     assert curve.plain == (0.010,)
-    np.testing.assert_allclose(curve.draft[0], [0.0, *[1e-9] * 8], atol=1e-8)  # all of it lies under the launches
-    assert curve.signals == pytest.approx(0.0012)
+    taken = [0.0, *(max(1e-9, 0.001 * length - 0.008) for length in range(1, 17))]
+    np.testing.assert_allclose(curve.draft[0], taken, atol=1e-6)  # the first eight lie under the launches
+    read = [curve.verify[0][length] + curve.draft[0][length] + curve.signals * length for length in (2, 4, 16)]
+    np.testing.assert_allclose(read, [0.0124, 0.0148, 0.0292], rtol=0.15)
+    assert read[2] == pytest.approx(0.0292, rel=0.03)

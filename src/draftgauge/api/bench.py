@@ -19,7 +19,7 @@ from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
 from draftgauge.api.runs import read_run, select_runs, warn
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
@@ -94,13 +94,15 @@ def bench(
         for run, manifest in runs:
             try:
                 benched = _bench_run(request, run, manifest, objects, over, progress)
-            except DraftgaugeError as error:  # what the others took minutes for is not lost
-                failed = f"{run} is left out: {error}"
-                warn(failed)
+            except Exception as error:  # what the others took minutes for is not lost
+                if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
+                    raise
+                failed = f"{run}: {error}"
+                warn(f"{run} is left out: {error}")
             else:
                 rows += [row | {"run": run.name} for row in benched]
         if not rows:
-            raise DraftgaugeError(f"no run in {request.folder} could be benched; the last, {failed}")
+            raise DraftgaugeError(f"no run in {request.folder} could be benched; the last was {failed}")
         return rows
     if pair is not None:
         refuse_beside_pair(request, "folder")

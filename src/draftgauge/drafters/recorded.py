@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 class Records(Protocol):
     """A drafter that records what it runs."""
 
-    def record(self, most: int, longest: int) -> None:
+    def record_passes(self, most: int, longest: int) -> None:
         """Record what drafts of up to ``most`` tokens run in texts of up to ``longest``."""
 
 
@@ -35,7 +35,7 @@ def record_passes(target: CachedModel, drafter: Drafter | None, gamma_max: int, 
         if isinstance(model, StaticModel):
             model.record(gamma_max + 1, longest)
     if isinstance(drafter, Records):
-        drafter.record(gamma_max, longest)
+        drafter.record_passes(gamma_max, longest)
 
 
 class Recorded(Generic[Result]):

@@ -68,6 +68,7 @@ class BoundPair:
     def drafter(self, drafting: Drafting) -> Drafter:
         """The last one, with what it has recorded on a GPU, where it is to draft alike."""
         if self._last is None or self._last[0] != drafting:
+            self._last = None  # its memory is freed before more is taken
             self._last = drafting, self.drafts.drafter(self.target, self.taps, drafting)
         return self._last[1]
 

@@ -24,7 +24,7 @@ from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.base import Drafter, device_of, keeps_drafted
+from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted
 from draftgauge.drafters.recorded import record_passes
 from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter
 from draftgauge.models.base import CachedModel
@@ -107,13 +107,15 @@ def measure_costs(
     limit = target.spec.context if plan.context_limit is None else min(target.spec.context, plan.context_limit)
     span = measured_span(plan.gamma_max, limit)
     lengths = sorted({max(1, min(context, limit)) for context in plan.contexts})
+    # Recording is no part of what a step costs.
+    record_passes(target, drafter, max(plan.gamma_max, BACKLOGS - 1), lengths[-1] + span)
     begun, expected = time.perf_counter(), math.inf  # not known before the first steps
+    device = target.spec.device
+    overlaps = device.type == "cuda" and device_of(drafter, device) == device and isinstance(drafter, DraftsUnread)
 
     def tell() -> None:
         progress(min(99, int(100 * (time.perf_counter() - begun) / expected)), 100)
 
-    # Recording is no part of what a step costs.
-    record_passes(target, drafter, max(plan.gamma_max, BACKLOGS - 1), lengths[-1] + span)
     runner = _Runner(target, drafter, plan, span, rng, generator, tell)
     benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
     runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
@@ -123,7 +125,8 @@ def measure_costs(
     while True:
         started = time.perf_counter()
         for index in rng.permutation(len(schedule.benches)):
-            runner.run(schedule.benches[index], _round(schedule.lengths, rounds, rng), schedule.plain_steps)
+            pieces = _round(schedule.lengths, rounds, rng, overlaps)
+            runner.run(schedule.benches[index], pieces, schedule.plain_steps)
         rounds += 1
         now = time.perf_counter()
         took, spent = [*took, now - started][-len(IDLE_RUNS) :], now - begun  # rounds of every kind
@@ -139,7 +142,7 @@ def measure_costs(
     if schedule.note and plan.seconds:
         warnings.warn(f"cost curve: {schedule.note}", stacklevel=2)
     progress(100, 100)
-    return _curve(schedule, plan, target, keeps_drafted(drafter), spent)
+    return _curve(schedule, plan, target, _Drafter(keeps_drafted(drafter), overlaps), spent)
 
 
 @dataclass
@@ -196,6 +199,13 @@ class _Runner:
         return np.diff(moments).tolist()
 
 
+class _Drafter(NamedTuple):
+    """Whether it keeps what it drafted, and whether a draft that nobody reads may run under the next launches."""
+
+    keeps: bool
+    overlaps: bool
+
+
 class _Schedule(NamedTuple):
     """What is measured, the seconds until every length has been timed once, and what is said of what is left out."""
 
@@ -234,9 +244,10 @@ def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule
     return _Schedule(some, lengths, plain_steps, spent + each, note)
 
 
-def _round(lengths: Sequence[int], number: int, rng: np.random.Generator) -> list[Asked]:
+def _round(lengths: Sequence[int], number: int, rng: np.random.Generator, overlaps: bool = False) -> list[Asked]:
     """Every length once in random order, some with a policy that looks on, and a run of steps that draft nothing."""
     looked_at = {min(length, lengths[-1]) for length in (LOOKED_AT if len(lengths) > 3 else LOOKED_AT[:1])}
+    looked_at |= {lengths[-1]} if overlaps else set()
     pieces = [[Asked(length)] for length in lengths[1:]]
     pieces += [[Asked(length, looks=True)] for length in sorted(looked_at)]
     # Steps are taken from the end, so the draft that follows the run comes first.
@@ -244,15 +255,16 @@ def _round(lengths: Sequence[int], number: int, rng: np.random.Generator) -> lis
     return [asked for index in rng.permutation(len(pieces)) for asked in pieces[index]]
 
 
-def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: bool, spent: float) -> CostCurve:
+def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, drafter: _Drafter, spent: float) -> CostCurve:
     benches = schedule.benches
     samples = [bench.samples for bench in benches]
     catch_up = _catch_up(samples)
     verify = _table(samples, lambda sample: sample.verify, plan.gamma_max)
     beside = np.zeros_like(verify)
-    if target.spec.device.type == "cuda":
-        # There a draft that nobody reads still runs while the host launches the verification, which shows its length
-        # beside drafts that are read, or none; drafting takes what a step takes longer than that.
+    if drafter.overlaps:
+        # A draft that nobody reads still runs while the host launches the verification, which shows its length
+        # beside drafts that are read, or none; drafting takes what a step takes longer than that, and reading a token
+        # what it takes longer still. That is no straight line: the one nearest to the lengths that are read is taken.
         apart = [
             [sample._replace(looks=False) for sample in own if sample.looks or not sample.gamma] for own in samples
         ]
@@ -263,12 +275,12 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: boo
 
     draft = _table(samples, drafting, plan.gamma_max) - beside
     draft[:, 0], draft[:, 1:] = 0.0, np.maximum(draft[:, 1:], LEAST_SECONDS)  # drafting nothing takes no time
-    looked_at = [
-        (drafting(sample) - draft[row, sample.gamma] - beside[row, sample.gamma]) / sample.gamma
-        for row, own in enumerate(samples)
-        for sample in own
-        if sample.looks
-    ]
+    looked_at = [(row, sample) for row, own in enumerate(samples) for sample in own if sample.looks]
+    lengths = np.array([sample.gamma for _, sample in looked_at])
+    longer = np.array([drafting(each) - draft[row, each.gamma] - beside[row, each.gamma] for row, each in looked_at])
+    signals = _above_noise((longer / lengths).tolist())
+    if drafter.overlaps:
+        signals = max(0.0, float(lengths @ longer / (lengths @ lengths)))
     return CostCurve(
         contexts=tuple(bench.context for bench in benches),
         verify=tuple(map(tuple, verify.tolist())),
@@ -280,9 +292,9 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, keeps: boo
         compression=plan.compression,
         device=str(target.spec.device),
         dtype=str(target.spec.dtype).removeprefix("torch."),
-        signals=_above_noise(looked_at),
+        signals=signals,
         catch_up=tuple(catch_up.tolist()),
-        keeps_drafted=keeps,
+        keeps_drafted=drafter.keeps,
         vocabulary=plan.vocabulary,
         engine=target.spec.engine,
         measured=_measurement(samples, plan.gamma_max, spent, schedule.note),

@@ -18,7 +18,7 @@ from draftgauge.drafters.checkpoints.decoder import Branches, DrafterNet
 from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
 from draftgauge.drafters.checkpoints.layouts import read_layout
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
-from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.drafters.reuse.live import RECORDED_ANCHORS, ReuseDrafter
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
@@ -91,7 +91,7 @@ class CheckpointDrafter(ReuseDrafter):
 
     def _take(self, tokens: Tensor, hidden: Tensor | None, *_: Tensor | None) -> Tensor:
         assert hidden is not None
-        if len(tokens) > DEEPEST:
+        if len(tokens) > RECORDED_ANCHORS:
             return self.net.take_in(self._cache, tokens, hidden)[-1:]
         return self._absorbing(self._cache.extend(len(tokens)), tokens, hidden)
 

@@ -29,6 +29,8 @@ from draftgauge.models.device import upload
 from draftgauge.models.taps import Taps
 from draftgauge.verification import Sampling
 
+RECORDED_ANCHORS = 16  # taken in together, at most; more are rare, and their passes just run
+
 
 class ReuseDrafter:
     """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from the states that the target's passes compute.
@@ -81,16 +83,16 @@ class ReuseDrafter:
         self._take_in()
 
     @torch.inference_mode()
-    def record(self, most: int, longest: int) -> None:
+    def record_passes(self, most: int, longest: int) -> None:
         """See :class:`~draftgauge.drafters.recorded.Records`; on a CPU nothing is."""
-        device, most = self.target.spec.device, min(most, DEEPEST - 1)
+        device = self.target.spec.device
         if device.type == "cpu":
             return
         token = torch.zeros(1, dtype=torch.int64, device=device)
         self.target.reset()
-        self.target.forward(token.expand(most + 1))
+        self.target.forward(token.expand(RECORDED_ANCHORS))
         self._cache.extend(longest)
-        for count in range(1, most + 2):
+        for count in range(1, RECORDED_ANCHORS + 1):
             for _ in range(2):  # recorded when it comes again
                 self._cache.restart()
                 self._text = [0] * (count + 1)
@@ -153,7 +155,7 @@ class ReuseDrafter:
         self._begun = self._take(tokens, hidden, keys, values)
 
     def _take(self, tokens: Tensor, hidden: Tensor | None, keys: Tensor | None, values: Tensor | None) -> Any:
-        run = self._absorbing if len(tokens) <= DEEPEST else self._absorbing.run
+        run = self._absorbing if len(tokens) <= RECORDED_ANCHORS else self._absorbing.run
         return run(self._cache.extend(len(tokens)), tokens, hidden, keys, values)
 
     def _new_cache(self) -> AnchorCache:
