@@ -108,7 +108,7 @@ def real_live_table(rows: Sequence[Row], run: str = "bf16") -> Iterator[str]:
         over_plain = f"{row['ratio_to_plain']:.2f}x [{row['ratio_to_plain_low']:.2f}, {row['ratio_to_plain_high']:.2f}]"
         steps = [each for each in both if each["tokens_per_step"]]
         tokens = " / ".join(f"{each['tokens_per_step']:.2f}" for each in steps)
-        seconds = " / ".join(f"{each['tokens_per_step'] / each['tokens_per_second']:.3g}" for each in steps)
+        seconds = " / ".join(f"{each['tokens_per_step'] / each['tokens_per_second']:#.3g}" for each in steps)
         gains = [*map(interval, both), ""][:2]
         yield f"| `{name}` | {' | '.join((over_plain, *gains, tokens, seconds))} |"
 
