@@ -271,7 +271,7 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, drafter: _
         beside = verify = np.maximum(verify, _table(apart, lambda sample: sample.verify, plan.gamma_max))
 
     def drafting(sample: Sample) -> float:
-        return sample.draft - catch_up[sample.backlog - 1] + (sample.verify if beside.any() else 0.0)
+        return sample.draft - catch_up[sample.backlog - 1] + (sample.verify if drafter.overlaps else 0.0)
 
     draft = _table(samples, drafting, plan.gamma_max) - beside
     draft[:, 0], draft[:, 1:] = 0.0, np.maximum(draft[:, 1:], LEAST_SECONDS)  # drafting nothing takes no time

@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from draftgauge.drafters.anchors import AnchorCache, KeysValues, Places
+from draftgauge.drafters.anchors import AnchorCache, Places
 from draftgauge.drafters.checkpoints.layouts import DecoderSpec, Layout
-from draftgauge.drafters.reuse.blockwise import block_attention
 from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, rotate
 from draftgauge.models.folder import explained
 
@@ -127,13 +126,3 @@ def rotary_tables(decoder: DecoderSpec, where: str) -> RotaryTables:
     with explained(where):
         shape = {"hidden_size": decoder.hidden_size, "num_attention_heads": decoder.heads, "head_dim": decoder.head_dim}
         return RotaryTables(LlamaRotaryEmbedding(LlamaConfig(**shape, **decoder.rope)))
-
-
-def two_part_attention(
-    queries: Tensor, shared: KeysValues, own: KeysValues, hidden: Tensor, own_hidden: Tensor | None
-) -> Tensor:
-    """:func:`block_attention` of rows that are one block each, ``[R, Q, B, D]`` to ``[R, B, Q * D]``; all share keys
-    and values ``[1, KV, L, D]``. ``hidden`` ``[R, B, L]`` and ``own_hidden`` ``[B, B]`` are true where a place does not
-    see a key."""
-    mixed = block_attention(queries, [shared], own, hidden[:, None], queries.shape[2], own_hidden)
-    return mixed.transpose(1, 2).flatten(2)

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftgauge.drafters.anchors import AnchorCache, Places
-from draftgauge.drafters.checkpoints.decoder import DrafterNet, two_part_attention
+from draftgauge.drafters.checkpoints.decoder import DrafterNet
 from draftgauge.drafters.checkpoints.layouts import DFlashLayout
+from draftgauge.drafters.reuse.blockwise import block_attention
 from draftgauge.drafters.reuse.rotary import Tables, window
 
 
@@ -53,8 +54,8 @@ class DFlashNet(DrafterNet):
             queries, own = layer.queries(entering, tables), layer.keys_values(entering, tables)
             unseen = self._unseen(positions, cache.capacity, reach)
             behind = place > place[:, None] if reach is not None and layout.causal_windows else None
-            mixed = two_part_attention(queries, cache.pairs[number], own, unseen, behind)
-            states = states + layer.linear("self_attn.o_proj", mixed)
+            mixed = block_attention(queries, [cache.pairs[number]], own, unseen[:, None], layout.block, behind)
+            states = states + layer.linear("self_attn.o_proj", mixed.transpose(1, 2).flatten(2))
             states = states + layer.swiglu(layer.norm("post_attention_layernorm", states))
         return self.weights.norm("norm", states)
 
