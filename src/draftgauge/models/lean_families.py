@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}  # of a layer, where a configuration names them
+RECORDED = {"Linear", "Linear4bit"}  # torch's, and bitsandbytes' of 4 bits: their kernels can be recorded
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # their frequencies change with the length: a cached key would go stale
 
 
@@ -88,9 +89,10 @@ def of_a_family(model: PreTrainedModel) -> bool:
 
 
 def why_not_recorded(model: PreTrainedModel) -> str | None:
+    """Why passes of a model cannot be recorded as CUDA graphs: LLM.int8, for one, waits for outliers to be counted."""
     if any(has_experts(layer.mlp) for layer in model.model.layers):
         return "which experts run is known only when their router has run"
-    other = {type(linear).__name__ for linear in linears(model)} - {nn.Linear.__name__}
+    other = {type(linear).__name__ for linear in linears(model)} - RECORDED
     return f"{', '.join(sorted(other))} runs code of its own" if other else None
 
 

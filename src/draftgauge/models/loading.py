@@ -18,7 +18,6 @@ from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelEr
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import (
     COMPRESSIONS,
-    QUANTISED,
     activation_dtype,
     check_quantises,
     draft_compression,
@@ -203,9 +202,9 @@ def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
 
 def engine_at(engine: str, known: str, compression: str, device: torch.device) -> str:
     """The engine that ``auto`` takes for a target at a compression, from the one that it took at another, ``known``."""
-    if device.type != "cuda" or engine == "modules" or (known in QUANTISED) == (compression in QUANTISED):
+    if device.type != "cuda" or engine == "modules" or (known == "int8") == (compression == "int8"):
         return engine
-    return "lean" if compression in QUANTISED else "static"
+    return "lean" if compression == "int8" else "static"
 
 
 def _choose_engine(model: PreTrainedModel) -> str:

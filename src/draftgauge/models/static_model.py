@@ -25,7 +25,7 @@ class StaticModel(LeanModel):
     """:class:`~draftgauge.models.base.CachedModel` with fixed shapes, for the families of the lean engine.
 
     A pass is captured when it comes for the second time with the same number of tokens in the same bucket. Models with
-    quantised linears or experts, which cannot be captured, run eagerly; on a GPU a warning says so.
+    experts, or with quantised linears other than bitsandbytes' of 4 bits, run eagerly; on a GPU a warning says so.
     """
 
     engine: ClassVar[str] = "static"
