@@ -50,7 +50,9 @@ RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 GGUF = {"Q4_K_M": ".gguf", "Q4_K_M-older": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp; on an older CPU
 # Of runs that were recorded for their costs, on few prompts: the run whose outcomes stand for theirs.
-OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h100": "bf16", "int8-older": "int8"}
+OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h200": "bf16", "int8-older": "int8"}
+# Outcomes recorded on one machine, paid at costs that were measured later and on another.
+COSTS = {"nf4-h200": ("nf4-h100", RUNS.parent / "costs-nf4-h200.json")}
 TASKS = ("code", "math", "chat", "summarization")
 COUNTS = {TRAIN: 24, "validation": 6, TEST: 12}  # of each task
 NEW_TOKENS, GAMMA_MAX, SEED = 96, 12, 20261125
@@ -169,6 +171,7 @@ def pair_of(models: Path, compression: str) -> dict[str, Any]:
 def recorded_runs(folder: Path) -> dict[str, tuple[Trace, CostCurve]]:
     """Outcomes and costs by compression and machine; see ``OUTCOMES``."""
     runs = {run.name: read_run(run) for run, _ in select_runs(folder)}
+    runs |= {name: (runs.pop(run)[0], CostCurve.load(path)) for name, (run, path) in COSTS.items() if run in runs}
     stand = {name: other for name, other in OUTCOMES.items() if other in runs}
     return {name: (runs[stand.get(name, name)][0], costs) for name, (_, costs) in runs.items()}
 

@@ -15,6 +15,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, device_of
+from draftgauge.drafters.recorded import record_passes
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.fixed import FixedLength
 
@@ -66,6 +67,7 @@ def measure_latency(
     """Decode some prompts plainly and with drafts in turn; the first one also beforehand, uncounted."""
     policy, device = FixedLength(gamma), target.spec.device
     rows = []
+    record_passes(target, drafter, gamma, max(len(text.prompt) for text in texts) + settings.max_new_tokens)
     for number, text in enumerate([texts[0], *(text for _ in range(ROUNDS) for text in texts)]):
         prompt = list(text.prompt)
         plain = plain_decode(target, prompt, settings)
