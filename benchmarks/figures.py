@@ -306,10 +306,10 @@ def limits_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def trained_table(rows: Sequence[Row]) -> Iterator[str]:
     """Drafters of a published model from the fastest: their training, acceptance, and speed modelled and live."""
-    names = ("drafter", "positions", "minutes", "accepted at depth 1, 2, ...", "alone", "setting", "tokens a step")
-    yield f"| {' | '.join(names)} | the drafter's | x plain | over lookup | live |"
-    yield f"|---|---:|---:|---|---:|---|{'---:|' * 5}"
     alone = {row["alone"]: f"{row['ratio_to_plain']:.2f}" for row in rows if "alone" in row}
+    names = ("drafter", "positions", "minutes", "accepted at depth 1, 2, ...", *["alone"] * bool(alone), "setting")
+    yield f"| {' | '.join(names)} | tokens a step | the drafter's | x plain | over lookup | live |"
+    yield f"|---|---:|---:|---|{'---:|' * bool(alone)}---|{'---:|' * 5}"
     trained = {row["trained"]: row for row in rows if "trained" in row}
     for row in matching(rows, {"task": "all", "context": None}):
         name = row["drafter"].rpartition("/")[2]
@@ -324,7 +324,7 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
         cells = [
             *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else ("", "")),
             " ".join(depths),
-            alone.get(name, ""),
+            *([alone.get(name, "")] if alone else []),
             f"`{row['setting']}`",
             f"{row['tokens_per_step']:.2f}",
             f"{row['source_model']:.2f}" if depths else "",

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from command_line import invoke
 from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, without_failed
 from draftgauge.api.baselines import transformers_arms
 from draftgauge.api.bench import DEFAULTS, _compared, bench
@@ -191,17 +192,16 @@ def test_a_bench_that_names_no_policy_asks_for_no_longer_drafts_than_it_may() ->
 
 def test_runs_of_a_folder_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("draftgauge.api.bench.select_runs", lambda _: [(tmp_path / name, None) for name in "ab"])
-    monkeypatch.setattr("draftgauge.api.bench._bench_run", lambda *_: [{"policy": "plain"}])
-    assert bench(tmp_path) == [{"policy": "plain", "run": name} for name in "ab"]
-    refused = [TraceError("its models are gone"), [{"policy": "plain"}]]
-    monkeypatch.setattr("draftgauge.api.bench._bench_run", Mock(side_effect=refused))
+    done, gone = {"policy": "plain", "task": "all", "prompts": 2}, TraceError("its models are gone")
+    monkeypatch.setattr("draftgauge.api.bench._bench_run", benched := Mock(return_value=[done]))
+    assert bench(tmp_path) == [done | {"run": name} for name in "ab"]
+    benched.side_effect = [gone, [done]] * 2
     with pytest.warns(UserWarning, match="a is left out: its models are gone$"):
-        assert bench(tmp_path) == [{"policy": "plain", "run": "b"}]
-    monkeypatch.setattr("draftgauge.api.bench._bench_run", Mock(side_effect=TraceError("its models are gone")))
-    with (
-        pytest.warns(UserWarning, match="left out"),
-        pytest.raises(DraftgaugeError, match=r"could be benched; the last was .*are gone$"),
-    ):
+        assert bench(tmp_path) == [done | {"run": "b"}, {"run": "a", "error": "its models are gone"}]
+    assert invoke("bench", tmp_path).exit_code == 1
+    benched.side_effect = gone
+    refused = pytest.raises(DraftgaugeError, match=r"could be benched; the last was .*are gone$")
+    with pytest.warns(UserWarning, match="left out"), refused:
         bench(tmp_path)
 
 

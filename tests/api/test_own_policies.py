@@ -38,9 +38,9 @@ class TwoAtMost:
 
 def test_generate_decodes_with_it_and_with_a_copy(pair: Pair) -> None:
     own = TwoAtMost()
-    given: dict[str, Any] = {"max_new_tokens": 12, "chat": False}
+    given: dict[str, Any] = {"max_new_tokens": 12, "chat": False, "gamma_max": 1}  # less than it wants
     text, how = dg.generate(pair, "some words", policy="mine", objects={"mine": own}, **given)
-    same, fixed = dg.generate(pair, "some words", policy="fixed:2", **given)
+    same, fixed = dg.generate(pair, "some words", policy="fixed:1", **given)
     assert text == same
     assert [step.drafted for step in how.steps] == [step.drafted for step in fixed.steps]
     assert own.steps == 0
@@ -55,10 +55,10 @@ def test_bench_decodes_with_it_beside_named_policies_or_alone(pair: Pair, tmp_pa
     prompts.write_text('{"prompt": "some words"}\n{"prompt": "other words here"}\n', encoding="utf-8")
     given: dict[str, Any] = {"prompts": prompts, "rounds": 1, "max_new_tokens": 8, "baselines": False}
     rows = dg.bench(pair, objects={"mine": TwoAtMost()}, **given)
-    both = dg.bench(pair, policies=("fixed:2",), objects={"mine": TwoAtMost()}, **given)
+    both = dg.bench(pair, policies=("fixed:1",), objects={"mine": TwoAtMost()}, gamma_max=1, **given)
     assert {row["policy"] for row in rows} == {"plain", "mine"}
     steps = {row["policy"]: row["tokens_per_step"] for row in both if row["task"] == "all"}
-    assert steps["mine"] == steps["fixed:2"]
+    assert steps["mine"] == steps["fixed:1"]
     with pytest.raises(DraftgaugeError, match="two policies are named 'fixed:2'"):
         dg.bench(pair, policies=("fixed:2",), objects={"fixed:2": TwoAtMost()}, **given)
 
@@ -73,11 +73,12 @@ def test_replay_walks_with_a_copy(tmp_path: Path) -> None:
 def test_transformers_decode_with_it(models: dict[str, Any]) -> None:
     model, draft = (AutoModelForCausalLM.from_pretrained(models[name]).eval() for name in ("target", "draft"))
     ids = {"input_ids": model.dummy_inputs["input_ids"][:1, :3]}
-    decode = dg.speculative(draft, policy=TwoAtMost())
-    ours = model.generate(**ids, custom_generate=decode, max_new_tokens=8, do_sample=False)
     plain = model.generate(**ids, max_new_tokens=8, do_sample=False)
-    assert ours.tolist() == plain.tolist()
-    assert max(step.drafted for step in decode.generations[0].steps) == 2
+    for most in (2, 1):
+        decode = dg.speculative(draft, policy=TwoAtMost(), gamma_max=most)
+        ours = model.generate(**ids, custom_generate=decode, max_new_tokens=8, do_sample=False)
+        assert ours.tolist() == plain.tolist()
+        assert max(step.drafted for step in decode.generations[0].steps) == most
 
 
 def test_a_pair_that_is_loaded_leaves_nothing_to_say_of_one(pair: Pair) -> None:

@@ -42,10 +42,7 @@ def test_what_is_fitted_is_replayed_on_prompts_it_never_saw(run: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [
-        (("--split", "test"), "--split is train or all"),
-        (("--policy", "fixed"), "nothing to fit in policy 'fixed'"),
-    ],
+    [(("--split", "test"), "--split is train or all"), (("--policy", "fixed"), "nothing to fit in policy 'fixed'")],
 )
 def test_what_cannot_be_fitted_leaves_the_file_as_it_was(
     run: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
@@ -80,9 +77,8 @@ def test_an_engine_has_a_rule_fitted_to_its_own_costs(run: Path, tmp_path: Path)
     """Where a drafted token costs as much as verifying one, and in the loop a tenth, the draft model is not asked."""
     costs, out = tmp_path / "costs.json", tmp_path / "p.json"
     dear = tuple(0.01 * tokens for tokens in range(3))
-    EngineCosts("vllm", (1,), plain=(0.01,), verify=((0.01, 0.02, 0.03),), draft=(dear,), drafted_by="draftgauge").save(
-        costs
-    )
+    served = {"plain": (0.01,), "verify": ((0.01, 0.02, 0.03),), "draft": (dear,), "drafted_by": "draftgauge"}
+    EngineCosts("vllm", (1,), **served).save(costs)
     fitting = ("fit", run, "-p", "two-source", "--costs", costs, "-e", "vllm", "--out", out)
     following = " ".join(succeeds(*fitting).output.partition("Next: draftgauge ")[2].split())
     assert out.name in succeeds(*following.split()).output  # and not `replay`, whose drafts may be longer

@@ -178,9 +178,8 @@ def test_a_stop_string_across_tokens_inside_a_draft():
 
 @pytest.mark.parametrize("max_new_tokens", range(1, 6))
 def test_the_limit_is_met_exactly(max_new_tokens):
-    result = speculative_decode(
-        MarkovModel.counting(VOCABULARY), Oblivious(), FixedLength(8), [0], DecodingSettings(max_new_tokens)
-    )
+    request = DecodingSettings(max_new_tokens)
+    result = speculative_decode(MarkovModel.counting(VOCABULARY), Oblivious(), FixedLength(8), [0], request)
     assert result.tokens == list(range(1, max_new_tokens + 1))
     assert result.finish == "length"
     assert [(step.drafted, step.committed) for step in result.steps] == [(max_new_tokens - 1, max_new_tokens)]

@@ -29,6 +29,7 @@ from draftgauge.drafters.checkpoints.live import CheckpointDrafter
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
 from draftgauge.drafters.reuse.blockwise import block_states
 from draftgauge.drafters.source import choose_drafter
+from draftgauge.integrations.transformers import speculative
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
@@ -283,6 +284,9 @@ def test_half_a_download_and_pickled_weights_are_refused(copied: Path) -> None:
         build(copied, target)
     layout = read_layout(read_config(copied), "it")
     assert build_net(copied, layout, target, allow_pickle=True).layout.taps == (1, 3, 4)
+    decode = speculative(copied, "fixed:2", allow_pickle=True)
+    target.module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=6, custom_generate=decode)
+    assert decode.generations[0].steps[0].drafted == 2
     torch.save({"a": Path("code")}, copied / "pytorch_model.bin")  # more than tensors is not unpickled
     with pytest.raises(ModelError, match="damaged"):
         build_net(copied, layout, target, allow_pickle=True)

@@ -80,8 +80,7 @@ def test_an_exported_drafter_is_accepted_step_by_step(
     """Trained without the norms that llama.cpp has no place for."""
     need_converter()
     sizes = {"questions": 96, "new_tokens": 32, "length": 192, "steps": 120, "batch": 2, "depths": LENGTH}
-    norms = {"norm_before_fc": False, "norm_output": False}
-    train(out=tmp_path / "hidden", target="reference", reuse="hidden", **sizes, **norms)
+    train(out=tmp_path / "hidden", target="reference", reuse="hidden", llama_cpp=True, **sizes)
     export(tmp_path / "hidden", out=tmp_path / "eagle3")
     drafter = convert(
         tmp_path / "eagle3", tmp_path / "eagle3.gguf", "--target-model-dir", str(reference_path("target"))

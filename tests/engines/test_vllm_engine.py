@@ -18,6 +18,7 @@ from scipy.stats import chi2
 from command_line import draftgauge
 from draftgauge.api.export import export
 from draftgauge.api.pair import Pair, load_pair
+from draftgauge.api.profile import profile
 from draftgauge.api.requests import PairSpec
 from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
@@ -160,8 +161,9 @@ def test_costs_are_measured_and_advised_with(prompts: list[list[int]], tmp_path:
     with vllm_server(reference_path("target"), *speculation("vllm_costs.CostProbe", 6, costs_out=str(costs))) as url:
         for prompt in prompts:
             complete("vllm", url, prompt, OUTPUT)
-        result = draftgauge(["advise", "-e", "vllm", "--url", url, "--costs", str(costs)])
     assert read_costs(costs, "vllm")[1].gamma_max == 6
+    profile(per_task=1, max_new_tokens=16, gamma_max=6, cost_seconds=0.2, out=tmp_path / "run")
+    result = draftgauge(["advise", str(tmp_path / "run"), "-e", "vllm", "--costs", str(costs)])
     assert result.exit_code == 0, result.output
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from draftgauge.api.policies import read_policies
 from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.speckv import Network, SpecKV
 from draftgauge.policies.vllm import LearnedChances
@@ -56,6 +57,13 @@ KV_NETWORK = Network(
     output=(1.0, -0.1, 0.1),
     output_bias=0.0,
 )
+
+
+def test_speckv_goes_by_the_targets_compression_unless_its_spec_names_one() -> None:
+    specs = read_policies(["speckv", "speckv:compression=nf4", "speckv:compression=int8"])
+    for told in ((LinearCosts(compression="nf4"), None), (None, "nf4")):
+        own, nf4, int8 = (spec.make(8, *told).rates((1.0, 0.6, 2.0, 0.3)).tolist() for spec in specs)
+        assert own == nf4 != int8
 
 
 def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:

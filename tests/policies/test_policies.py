@@ -89,24 +89,22 @@ def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: l
         ("vllm:refit=0", "refit must be at least 1"),
         ("vllm:warm_up=-1", "warm_up must be at least 0"),
         ("lookup:least=0", "least must be at least 1"),
+        ("adaptive-verification", "is for batches: profile with --batches"),
         ("lookup-else-stopping:least=33", "least must be at most 32, the longest match, not 33"),
     ],
 )
 def test_bad_specs_are_refused_with_what_is_wrong(spec: str, message: str) -> None:
     with pytest.raises(DraftgaugeError) as caught:
-        make_policy(spec, GAMMA_MAX, COSTS)
+        read_policies([spec])[0].make(GAMMA_MAX, COSTS)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["stopping", "two-source", "vllm"])
-def test_policies_that_weigh_cost_need_a_cost_curve(name: str) -> None:
+def test_policies_that_weigh_cost_need_a_cost_curve_and_room_for_a_draft(name: str) -> None:
     with pytest.raises(DraftgaugeError, match="give the pair's cost curve"):
         make_policy(name, GAMMA_MAX)
-
-
-def test_gamma_max_must_allow_a_draft() -> None:
     with pytest.raises(DraftgaugeError, match="at least 1, not 0"):
-        make_policy("no-draft", 0)
+        make_policy(name, 0, COSTS)
 
 
 def test_bare_fixed_stands_for_every_length() -> None:

@@ -8,6 +8,7 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import registry
 from draftgauge.policies.registry import make_parsed, parse_spec, register_policy
+from linear_costs import LinearCosts
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ def punch(parts: tuple[int, ...] = (1, 2), cups: int = 4) -> tuple[str, tuple[in
     return "punch", parts, cups
 
 
-def nuts(count: int, *, gamma_max: int, costs: float) -> int:
-    return min(count, gamma_max, int(costs))
+def nuts(count: int, *, gamma_max: int, costs: LinearCosts) -> int:
+    return min(count, gamma_max, costs.gamma_max)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(spec: str, gamma_max: int = 8) -> Any:
-    return make_parsed(*parse_spec(spec), gamma_max, 9.0)
+    return make_parsed(*parse_spec(spec), gamma_max, LinearCosts(9))
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,11 @@ def test_what_is_evaluated_on_by_default(trace: Trace) -> None:
     assert design.train is not None
     assert {prompt.split for prompt in design.train.prompts} == {"train"}
 
-    together = design_of(renamed(trace, "test"))
-    assert (together.split, together.train) == ("all", None)
-    assert len(together.trace.prompts) == len(trace.prompts)
+    for split, named in ((None, "all"), ("test", "test")):
+        together = design_of(renamed(trace, "test"), split)
+        assert (together.split, together.train) == (named, None)
+        assert len(together.trace.prompts) == len(trace.prompts)
+    assert len(design_of(renamed(trace, "test"), "test", ["math/p1"]).trace.prompts) == 8  # fitted on the others
 
     fitted = design_of(renamed(trace, ""), trained_on=["math/p1", "elsewhere/p9"])
     assert fitted.split == "test"

@@ -122,7 +122,7 @@ def test_the_plan_of_all_prompts_of_another_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "settings"), REMEDIES.items())
 def test_a_change_sets_what_it_names_and_nothing_else(name: str, settings: dict) -> None:
     base = TrainingSpec()
-    plain, changed = (vars(replace(HIDDEN, remedy=remedy).request(base)) for remedy in ("", name))
+    plain, changed = (vars(replace(KV, remedy=remedy).request(base)) for remedy in ("", name))
     assert {key for key in plain if plain[key] != changed[key]} == set(settings)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import WorkersSpec
-from draftgauge.studies.kvshot import jobs
+from draftgauge.studies.kvshot import jobs, run
 from draftgauge.studies.kvshot.cells import CURVE_FOLDER, ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, warm
@@ -103,6 +106,27 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         assert [row[key] for row in found.rows if key in row] == [row[key] for row in whole.rows if key in row]
     assert [(row["design"], row["tokens_seen"]) for row in found.rows if "curve" in row]
     assert not list(folder.rglob(CURVE_FOLDER)), "drafters kept for the learning curve go with the result"
+
+
+def test_no_second_target_is_held_while_cells_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, prompts = small(tmp_path)
+    study = replace(study, request=replace(study.request, cache=Path("features")))
+    load, train, held = run.load_target, jobs.train_drafter, []
+    loaded: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def loading(request: TrainingSpec) -> Any:
+        loaded.add(target := load(request))
+        return target
+
+    def training(*given: Any, **options: Any) -> object:
+        gc.collect()
+        held.append(len(loaded))
+        return train(*given, **options)
+
+    monkeypatch.setattr(run, "load_target", loading)
+    monkeypatch.setattr(jobs, "train_drafter", training)
+    assert run_study(study, tmp_path / "study", prompts).failures == {}
+    assert held == [0, 0]
 
 
 def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

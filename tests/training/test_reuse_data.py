@@ -157,6 +157,25 @@ def test_prompts_that_leave_no_room_are_told(request_: TrainingSpec) -> None:
         found(5, longest=-2)
 
 
+def test_prompts_whose_answers_begin_too_late_are_not_answered(request_: TrainingSpec, tmp_path: Path) -> None:
+    request_.prompts.write_text("".join(json.dumps({"prompt": "a" * length}) + "\n" for length in (9, 40, 39, 50)))
+    target, path = load_target(request_), tmp_path / "own.jsonl"
+    own = replace(request_, answers=None, length=40)
+    whole = answers_of(replace(request_, length=40), request_.answers, target)
+    assert len(whole.conversations) == 4, "a file that is named is for runs of any length"
+    begun = path.with_name(path.name + answers_file.PARTIAL)
+    begun.write_text(json.dumps({key: value for key, value in whole.description.items() if key != "sha256"}) + "\n")
+    with pytest.raises(DraftgaugeError, match="begun for another target, other prompts or settings"):
+        answers_of(own, path, target)
+    begun.unlink()
+    made = answers_of(own, path, target)
+    assert ([c.prompt for c in made.conversations], made.description["left_out"]) == ([9, 39], 2)
+    assert answers_of(own, path, target).sha256 == made.sha256
+    assert answers_of(own, request_.answers, target).sha256 == whole.sha256, "as they were made before"
+    with pytest.raises(DraftgaugeError, match="length is 40, not 64"):
+        answers_of(replace(own, length=64), path, target)
+
+
 def test_a_prompt_that_cannot_be_encoded_is_named(request_: TrainingSpec) -> None:
     tokenizer = tiny_tokenizer(chat=True)
     tokenizer.chat_template = (
@@ -239,8 +258,11 @@ def test_conversations_are_cut_and_those_without_an_answer_left_out() -> None:
         usable(found, 20, 19)
 
 
-def test_answers_go_together_as_a_gpus_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("free", "cache"), [(15, 1 << 30), (8, 1 << 30), (7, 1 << 29), (0, 0)])
+def test_answers_go_together_as_a_gpus_memory_allows(monkeypatch: pytest.MonkeyPatch, free: int, cache: int) -> None:
+    """Of 16 GiB, whatever is free of them while that leaves room."""
     model = tiny_model()
-    monkeypatch.setattr(generate, "free_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free << 30, 16 << 30))
+    monkeypatch.setattr(generate, "free_bytes", lambda device: free << 30)
     gpu = SimpleNamespace(device=torch.device("cuda"), config=model.config, dtype=torch.bfloat16)
-    assert generate.group_tokens(gpu) == (1 << 30) // (2 * cached_numbers(model.config))
+    assert generate.group_tokens(gpu) == max(generate.GROUP_TOKENS, cache // (2 * cached_numbers(model.config)))

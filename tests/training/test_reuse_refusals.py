@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,8 @@ def test_what_cannot_be_is_refused_before_any_work(
         ({"precision": "fp16"}, "precision must be one of"),
         ({"attention_start": "x"}, "attention_start must be one of"),
         ({"optimizer": "x"}, "optimizer must be one of"),
+        ({"kv_gradient": 50.0, "reuse": "hidden"}, "kv_gradient is for the recipe ttt and other designs than hidden"),
+        ({"kv_gradient": 50.0, "reuse": "kv", "recipe": "block"}, "kv_gradient is for the recipe ttt"),
     ],
 )
 def test_values_out_of_range_are_refused(base: TrainingSpec, change: dict[str, Any], words: str) -> None:
@@ -195,11 +198,14 @@ def test_the_plan_of_an_8b_target_needs_its_configuration_only(tmp_path: Path) -
 
 def test_the_command_line(base: TrainingSpec, tmp_path: Path) -> None:
     common = ["train", "--target", base.target, "--prompts", str(base.prompts), "--new-tokens", "8", "--length", "64"]
-    common += ["--steps", "2", "--batch", "2", "--depths", "3", "--reuse", "hybrid", "--out", str(tmp_path / "run")]
+    alike = ["--chat-template-args", '{"thinking": false}', "--trust-remote-code"]
+    common += ["--steps", "2", "--batch", "2", "--depths", "3", "--reuse", "hybrid", *alike]
+    common += ["--out", str(tmp_path / "run")]
     planned = succeeds(*common, "--plan")
     assert "Before anything starts" in planned.output
     assert not (tmp_path / "run").exists()
-    succeeds(*common, "--json", str(tmp_path / "rows.json"))
+    shown = succeeds(*common, "--json", str(tmp_path / "rows.json")).stdout
+    assert shlex.join(["evaluate", str(tmp_path / "run"), "--prompts", str(base.prompts), *alike]) in shown
     row = rows_of(tmp_path / "rows.json")[0]
     assert (row["design"], row["steps"], row["folder"]) == ("hybrid", 2, str(tmp_path / "run"))
     for wrong, words in (

@@ -171,12 +171,7 @@ def recorded_with(manifest: Manifest) -> tuple[str, ...]:
         words += ["--top-k", str(manifest.top_k)] if manifest.top_k else []
         words += ["--top-p", f"{manifest.top_p:g}"] if manifest.top_p < 1 else []
     words += [flag for flag in ("--allow-pickle", "--trust-remote-code") if flag in manifest.command]
-    rendering = manifest.rendering
-    words += [] if rendering.chat is None else ["--chat" if rendering.chat else "--raw"]
-    words += ["--system", rendering.system] if rendering.system is not None else []
-    if rendering.template_args:
-        words += ["--chat-template-args", json.dumps(dict(rendering.template_args))]
-    return tuple(words)
+    return (*words, *manifest.rendering.options)
 
 
 def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | None:

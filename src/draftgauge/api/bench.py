@@ -32,7 +32,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies, current_name, fixed_length, fixed_name, with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.replaying.evaluate import SAME_PROMPTS, best_fixed_gamma
-from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, prompt_keys, splits_of
+from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
@@ -75,12 +75,13 @@ def bench(
 
     Returns:
         Rows as :func:`bench_rows` describes. What gains are stated over always runs: the policy asked for, else, of a
-        recorded run, its best fixed length, chosen on training prompts where there are any.
+        recorded run, its best fixed length, chosen on training prompts where there are any. Of several runs each row
+        has its ``run``; one that cannot be benched is left out, with a row that has only ``run`` and ``error``.
 
     Raises:
         DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
-            prompts or models that cannot be used; for a loaded pair beside a run or models to load. Of several runs
-            those that cannot be benched are left out with a warning, unless none can.
+            prompts or models that cannot be used; for a loaded pair beside a run or models to load; if of several runs
+            none can be benched.
     """
     objects = objects or {}
     over = None if request.over is None else Reference(current_name(request.over), ASKED)
@@ -90,20 +91,20 @@ def bench(
         runs = select_runs(request.folder)
         if len(runs) == 1:
             return _bench_run(request, *runs[0], objects, over, progress)
-        failed = ""
+        failed: dict[Path, str] = {}
         for run, manifest in runs:
             try:
                 benched = _bench_run(request, run, manifest, objects, over, progress)
             except Exception as error:  # what the others took minutes for is not lost
                 if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
                     raise
-                failed = f"{run}: {error}"
+                failed[run] = str(error)
                 warn(f"{run} is left out: {error}")
             else:
                 rows += [row | {"run": run.name} for row in benched]
         if not rows:
-            raise DraftgaugeError(f"no run in {request.folder} could be benched; the last was {failed}")
-        return rows
+            raise DraftgaugeError(f"no run in {request.folder} could be benched; the last was {run}: {failed[run]}")
+        return rows + [{"run": run.name, "error": error} for run, error in failed.items()]
     if pair is not None:
         refuse_beside_pair(request, "folder")
     check_draft_is_used(request.pair)
@@ -166,7 +167,8 @@ def _bench_run(
         near = sorted({max(1, best - 2), max(1, best), min(manifest.gamma_max, max(1, best) + 2)})
         default = ("no-draft", *(f"fixed:{gamma}" for gamma in near), *compared_policies())
     compared = _compared(request, objects, default, manifest.gamma_max, over)
-    split, splits = request.prompts.split or (TEST if design.split == TEST else None), splits_of(trace)
+    asked = None if only_test(trace) and request.prompts.split == TEST else request.prompts.split
+    split, splits = asked or (TEST if design.split == TEST else None), splits_of(trace)
     fitted = fitted_on(compared.named).intersection(prompt_keys(trace))
     if split is None and fitted and (splits == TEST).sum() >= MIN_PROMPTS:
         split = TEST
@@ -199,11 +201,11 @@ def _bench(
     length, gamma_max = request.output.max_new_tokens, request.drafts.gamma_max
     if costs is None and any(policy.weighs_cost for policy in compared.named):
         costs = pair_costs(pair, request.costs, gamma_max, progress=progress)
-    made = with_objects({policy.spec: policy.make(gamma_max, costs) for policy in compared.named}, compared.objects)
+    made = with_objects({p.spec: p.make(gamma_max, costs, pair.compression) for p in compared.named}, compared.objects)
     if request.datastore is not None:
         decoded = [tokens for _, tokens in prompts]
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))
-    settings = DecodingSettings(max_new_tokens=length, end_tokens=pair.end_tokens)
+    settings = DecodingSettings(length, end_tokens=pair.end_tokens, gamma_max=gamma_max)
     drafter = pair.drafter() if made else None
     record_passes(pair.target, drafter, gamma_max, length + max(len(tokens) for _, tokens in prompts))
     arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, own, drafter) for spec, own in made.items())]

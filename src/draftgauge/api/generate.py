@@ -66,10 +66,11 @@ def generate(
     if plain and request.datastore is not None:
         raise DraftgaugeError("plain decoding looks nothing up: leave out the datastore, or name a policy")
     named = read_policies([request.policy] if policy is None and not plain else [])
-    settings = DecodingSettings(request.output.max_new_tokens, stop_strings=request.stop)
     longest = request.drafts.gamma_max
+    settings = DecodingSettings(request.output.max_new_tokens, stop_strings=request.stop, gamma_max=longest)
     for each in named:
-        policy = None if each.weighs_cost else each.make(longest, None)  # before models are loaded
+        if not each.weighs_cost:
+            each.make(longest, None)  # a mistake shows before models are loaded
     check_draft_is_used(request.pair)
     spec = request.pair
     if plain and pair is None:
@@ -89,8 +90,8 @@ def generate(
     else:
         warn_of_other_pairs(named, pair.fingerprints() if any(each.fitted for each in named) else {})
         for each in named:
-            if policy is None:
-                policy = each.make(longest, pair_costs(pair, request.costs, longest, sampling, progress))
+            costs = pair_costs(pair, request.costs, longest, sampling, progress) if each.weighs_cost else None
+            policy = each.make(longest, costs, pair.compression)
         assert policy is not None
         if store is not None:
             with_stored([policy], texts_of(store))

@@ -12,6 +12,7 @@ from draftgauge.api.runs import fingerprints_of, warn
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.two_source import FITTED, replay_fitted
 from draftgauge.policies.base import Policy
+from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, load_fitted, policy_of_file
 from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, parse_spec, weighs_cost
 from draftgauge.policies.two_source import TWO_SOURCE
@@ -38,9 +39,10 @@ class NamedPolicy:
     def weighs_cost(self) -> bool:
         return self.name not in POLICIES or weighs_cost(self.name)
 
-    def make(self, gamma_max: int, costs: CostCurve | None) -> Policy:
+    def make(self, gamma_max: int, costs: CostCurve | None, compression: str | None = None) -> Policy:
+        """A new one; ``compression`` is the target's, where the costs do not say it."""
         if self.fitted is None:
-            return make_parsed(self.name, self.arguments, gamma_max, costs)
+            return make_parsed(self.name, self.arguments, gamma_max, costs, compression)
         return policy_of_file(Path(self.spec), gamma_max, costs, self.fitted)
 
 
@@ -48,6 +50,8 @@ def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:
     """The policies of these specs, each once."""
     policies = []
     for spec in dict.fromkeys(map(current_name, specs)):
+        if spec in WHOLE_BATCH:
+            raise DraftgaugeError(f"{spec} is for batches: profile with --batches 1,8, then replay with --batches 8")
         if spec.endswith(FITTED_SUFFIX):
             fitted = load_fitted(Path(spec))
             policies.append(NamedPolicy(spec, fitted.policy, fitted=fitted))

@@ -36,7 +36,7 @@ def bench_servers(request: BenchServersRequest) -> list[dict[str, Any]]:
 def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[str, Any]]:
     with progress() as advance:
         rows = run(request, progress=advance)
-    pooled = [row for row in rows if row["task"] == "all"]
+    pooled = [row for row in rows if row.get("task") == "all"]
     counts = {label(row): row["prompts"] for row in pooled}
     if len(set(counts.values())) > 1:
         prompts = ", ".join(f"{count} prompts ({name})" for name, count in counts.items())

@@ -69,6 +69,8 @@ def add_verb(
                 rows = show(request, **further)
             except IncompleteError as incomplete:
                 rows, outcome.code = incomplete.rows, EXIT_INCOMPLETE
+            if any("error" in row for row in rows or ()):  # of what was left out, said by a warning
+                outcome.code = EXIT_INCOMPLETE
             save_json(destination, rows or ())
         return outcome.code
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import TrainRequest
@@ -42,9 +42,11 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
             say(said)
         return rows
     show_table("Trained", rows, COLUMNS)
-    out, given = quote(str(request.out)), request.training.prompts
-    prompts = "" if given is None else f" --prompts {quote(str(given))}"
-    say(f"Next: draftgauge evaluate {out}{prompts}   or   draftgauge generate PROMPT --drafter {out}")
+    out, spec = str(request.out), request.training
+    prompts = [] if spec.prompts is None else ["--prompts", str(spec.prompts)]
+    alike = [*spec.rendering().options, *(["--trust-remote-code"] if spec.trust_remote_code else [])]
+    evaluate, generate = shlex.join([out, *prompts, *alike]), shlex.join(["--drafter", out, *alike])
+    say(f"Next: draftgauge evaluate {evaluate}   or   draftgauge generate PROMPT {generate}")
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,14 @@ class Rendering:
     system: str | None = None
     chat: bool | None = None
     turns: int = 1
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of the command line, for conversations that look the same."""
+        words = [] if self.chat is None else ["--chat" if self.chat else "--raw"]
+        words += [] if self.system is None else ["--system", self.system]
+        words += ["--chat-template-args", json.dumps(dict(self.template_args))] if self.template_args else []
+        return tuple(words)
 
 
 def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:

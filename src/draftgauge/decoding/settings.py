@@ -25,6 +25,7 @@ class DecodingSettings:
     Attributes:
         end_tokens: any of them ends the output and is its last token.
         stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
+        gamma_max: the most tokens that a step drafts, whatever its policy asks for.
         stop_when: a further reason to stop. It may follow the text, and is then for one output only.
     """
 
@@ -34,6 +35,7 @@ class DecodingSettings:
     stop_strings: tuple[str, ...] = ()
     detokenize: Detokenize | None = None
     stop_when: StopWhen | None = None
+    gamma_max: int = 1 << 30
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

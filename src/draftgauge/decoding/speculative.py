@@ -64,7 +64,7 @@ def speculative_decode(
     begin(policy, prompt_tokens)  # reading the prompt is part of decoding, not of the models' prefill
     last_token, finish = prompt_tokens[-1], None  # between steps the target holds the text but for its last token
     while finish is None:
-        draft = _draft(drafter, policy, stopper.remaining - 1)
+        draft = _draft(drafter, policy, settings.gamma_max, stopper.remaining - 1)
         cached = target.length
         if isinstance(draft, Draft):
             fed = upload([last_token, *draft.tokens], device)  # [g + 1], verified in one pass
@@ -95,9 +95,9 @@ def speculative_decode(
     return result
 
 
-def _draft(drafter: Drafter, policy: Policy, room: int) -> Draft | UnreadDraft:
-    """As many tokens as the policy wants, at most ``room``, and what it does to the draft's end."""
-    limit = min(policy.limit(), room)
+def _draft(drafter: Drafter, policy: Policy, most: int, room: int) -> Draft | UnreadDraft:
+    """As many tokens as the policy wants, at most ``most`` and ``room``, and what it does to the draft's end."""
+    limit = min(policy.limit(), most, room)
     reads, asked = policy.reads, 0
 
     def keep_drafting(signal: Signal) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,19 +37,19 @@ class BoundPair:
     """A target and what drafts for it."""
 
     def __init__(
-        self, model: PreTrainedModel, drafter: Drafts, tokenizer: PreTrainedTokenizerBase | None, engine: str
+        self, model: PreTrainedModel, drafter: Drafts, tokenizer: PreTrainedTokenizerBase | None, options: LoadOptions
     ) -> None:
         """Load the drafter for a model, or raise :class:`ModelError` if they do not belong together."""
-        self.target = wrap(model, engine)
+        self.target = wrap(model, options.engine)
         self.tokenizer = tokenizer = tokenizer or _tokenizer_beside(model)
         watched = [self.target]
         if isinstance(drafter, PreTrainedModel):
             _check_models(model, drafter, tokenizer)
-            self.drafts: DraftSource = LanguageModelSource(None, wrap(drafter, engine))
+            self.drafts: DraftSource = LanguageModelSource(None, wrap(drafter, options.engine))
             assert self.drafts.model is not None
             watched.append(self.drafts.model)  # the caller may train it
         else:
-            options = LoadOptions(half_precision(self.target.spec.dtype), engine=engine)
+            options = replace(options, compression=half_precision(self.target.spec.dtype))
             name, source = LanguageModelSource.name, drafter
             if drafts_alone(drafter):
                 name, source = choose_drafter(drafter, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from draftgauge.api.policies import NamedPolicy, read_policies
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.source import Drafting
+from draftgauge.drafters.source import Drafting, LoadOptions
 from draftgauge.integrations.generate_arguments import GenerateArguments, read_arguments, refuse_dropped_arguments
 from draftgauge.integrations.generate_pair import BoundPair, Drafts
 from draftgauge.integrations.generate_rows import CriteriaWatch, ProcessedModel
 from draftgauge.models.base import CachedModel
+from draftgauge.models.compression import method_of
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
 from draftgauge.traces.costs import CostCurve
@@ -42,6 +43,7 @@ from draftgauge.traces.costs import CostCurve
 LONGEST = 16
 
 
+@dataclass(eq=False, repr=False)
 class Speculative:
     """A decoding function for ``generate(custom_generate=...)``, known as ``draftgauge.speculative``.
 
@@ -49,59 +51,51 @@ class Speculative:
     not overlap.
 
     Attributes:
+        drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; an EAGLE-3, DFlash
+            or DSpark checkpoint; or "prompt_lookup".
+        policy: how far to draft, as ``--policy`` takes it, or a policy of your own.
+        gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
+        costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded run.
+            They are measured in the first call if None, which takes some seconds; then they are here.
+        tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether the
+            drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
+        allow_pickle: read a checkpoint's pickled weights, which can run code.
         generations: of the last call, one for each row: steps, drafted and accepted tokens, seconds.
-        costs: of the pair, once measured or given.
+
+    Raises:
+        DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
     """
 
-    def __init__(
-        self,
-        drafter: Drafts,
-        policy: str | Policy = "two-source",
-        *,
-        gamma_max: int | None = None,
-        costs: CostCurve | str | Path | None = None,
-        streamer: BaseStreamer | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        engine: str = "auto",
-    ) -> None:
-        """Make a decoding function.
+    drafter: Drafts
+    policy: str | Policy = "two-source"
+    _: KW_ONLY
+    gamma_max: int | None = None
+    costs: CostCurve | str | Path | None = None
+    streamer: BaseStreamer | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    engine: str = "auto"
+    allow_pickle: bool = False
+    generations: list[Generation] = field(default_factory=list, init=False)
 
-        Args:
-            drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; an
-                EAGLE-3, DFlash or DSpark checkpoint; or "prompt_lookup".
-            policy: how far to draft, as ``--policy`` takes it, or a policy of your own.
-            gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
-            costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded
-                run. They are measured in the first call if None, which takes some seconds.
-            tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether
-                the drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
-
-        Raises:
-            DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
-        """
-        self.costs = costs if costs is None or isinstance(costs, CostCurve) else CostCurve.load(Path(costs))
-        if gamma_max is None:
-            gamma_max = LONGEST if self.costs is None else min(LONGEST, self.costs.gamma_max)
-        if drafter is None:
+    def __post_init__(self) -> None:
+        if self.drafter is None:
             raise DraftgaugeError(
                 "name what drafts: a model, its folder or id, the folder of a trained drafter, or 'prompt_lookup'"
             )
+        if isinstance(self.costs, str | Path):
+            self.costs = CostCurve.load(Path(self.costs))
+        longest = LONGEST if self.costs is None else min(LONGEST, self.costs.gamma_max)
+        self._longest = longest if self.gamma_max is None else self.gamma_max
         self._named: NamedPolicy | None = None
-        self._policy: Policy | None = None
-        if isinstance(policy, str):
-            (self._named,) = read_policies([policy])
+        self._live: Policy | None = None
+        if isinstance(self.policy, str):
+            (self._named,) = read_policies([self.policy])
             if not self._named.weighs_cost or self.costs is not None:
-                self._named.make(gamma_max, self.costs)  # a mistake shows here, not in the first call
+                self._named.make(self._longest, self.costs)  # a mistake shows here, not in the first call
         else:
-            (self._policy,) = with_objects({}, {type(policy).__name__: policy}).values()
-        self.generations: list[Generation] = []
-        self._drafter = drafter
-        self._gamma_max = gamma_max
-        self._streamer = streamer
-        self._tokenizer = tokenizer
-        self._engine = engine
+            (self._live,) = with_objects({}, {type(self.policy).__name__: self.policy}).values()
         self._pair: BoundPair | None = None
-        self._given = self.costs, self._policy
+        self._given = self.costs, self._live
 
     def __call__(
         self,
@@ -115,9 +109,9 @@ class Speculative:
         """Decode what ``generate`` prepared; what cannot be honoured is refused by name."""
         refuse_dropped_arguments()
         call = read_arguments(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
-        if self._streamer is not None and len(call.rows) > 1:
+        if self.streamer is not None and len(call.rows) > 1:
             raise DraftgaugeError(f"a streamer follows one row, not a batch of {len(call.rows)}: leave it out")
-        with _evaluating(model, *([self._drafter] if isinstance(self._drafter, PreTrainedModel) else [])):
+        with _evaluating(model, *([self.drafter] if isinstance(self.drafter, PreTrainedModel) else [])):
             pair = self._bind(model)
             policy = self._ready_policy(pair, call)
             return self._decode(pair, policy, call, input_ids)
@@ -128,8 +122,8 @@ class Speculative:
         generator = None
         if not call.settings.sampling.greedy:  # seeded from the global generator, so that ``set_seed`` counts
             generator = torch.Generator(pair.target.spec.device).manual_seed(int(torch.randint(2**62, ())))
-        if self._streamer is not None:
-            self._streamer.put(input_ids.cpu())
+        if self.streamer is not None:
+            self.streamer.put(input_ids.cpu())
         self.generations = []
         for row in call.rows:
             target: CachedModel = pair.target
@@ -138,33 +132,35 @@ class Speculative:
             drafting = Drafting(call.settings.end_tokens, call.draft_sampling, generator)
             drafter = pair.drafter(drafting)
             watch = CriteriaWatch(call.criteria, row) if call.criteria else None
-            settings = replace(call.settings, stop_when=watch)
-            on_commit = None if self._streamer is None else _put_each(self._streamer)
+            settings = replace(call.settings, stop_when=watch, gamma_max=self._longest)
+            on_commit = None if self.streamer is None else _put_each(self.streamer)
             result = speculative_decode(target, drafter, policy, row.prompt, settings, generator, on_commit)
             self.generations.append(result)
-        if self._streamer is not None:
-            self._streamer.end()
+        if self.streamer is not None:
+            self.streamer.end()
         sequences = _sequences(input_ids, [result.tokens for result in self.generations], call.pad_token)
         return GenerateDecoderOnlyOutput(sequences=sequences) if call.returns_dict else sequences
 
     def _bind(self, model: PreTrainedModel) -> BoundPair:
         """The model and its drafter, made ready; those of the last call if nothing has changed."""
         if self._pair is not None and self._pair.target.module is not model:
-            self.costs, self._policy = self._given  # what was measured and learned is of another model
+            self.costs, self._live = self._given  # what was measured and learned is of another model
         if self._pair is None or not self._pair.holds(model):
             self._pair = None  # its memory is freed before more is taken
             with torch.inference_mode(False):  # a model's weights may move, and are to be trainable where they go
-                self._pair = BoundPair(model, self._drafter, self._tokenizer, self._engine)
+                options = LoadOptions(engine=self.engine, allow_pickle=self.allow_pickle)
+                self._pair = BoundPair(model, self.drafter, self.tokenizer, options)
         return self._pair
 
     def _ready_policy(self, pair: BoundPair, call: GenerateArguments) -> Policy:
         """The policy, the same one from call to call, as some learn; its costs are measured if need be."""
-        if self._policy is None:
+        if self._live is None:
             assert self._named is not None
             if self.costs is None and self._named.weighs_cost:
-                self.costs = pair.measure(call, self._gamma_max)
-            self._policy = self._named.make(self._gamma_max, self.costs)
-        return self._policy
+                self.costs = pair.measure(call, self._longest)
+            assert not isinstance(self.costs, str | Path)
+            self._live = self._named.make(self._longest, self.costs, method_of(pair.target.module.config.to_dict()))
+        return self._live
 
 
 speculative = Speculative

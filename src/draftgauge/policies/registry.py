@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.config import convert, type_name
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
@@ -30,8 +31,8 @@ class PolicyEntry:
     """A policy's factory, and what is said of it.
 
     Attributes:
-        factory: its parameters are those of a spec, and ``costs``, which the caller alone gives, as ``gamma_max`` where
-            a spec leaves it out.
+        factory: its parameters are those of a spec, and ``costs``, which the caller alone gives, as ``gamma_max`` and
+            the target's ``compression`` where a spec leaves them out.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
         compared: whether it is included in comparisons that name no policy.
         complexity: how many numbers of it are tuned or fitted; of policies that are level the least complex one is
@@ -179,7 +180,7 @@ def usage(name: str) -> str:
     parts = []
     for key, parameter in POLICIES[name].settable.items():
         shown = f"{key}=<{type_name(parameter.annotation)}>"
-        default = "the longest draft" if key == "gamma_max" else parameter.default
+        default = {"gamma_max": "the longest draft", "compression": "the target's"}.get(key, parameter.default)
         parts.append(shown if default is parameter.empty else f"[{shown}, by default {default}]")
     return f"write {name}:{','.join(parts)}" if parts else f"write {name}"
 
@@ -208,14 +209,17 @@ def make_policy(spec: str, gamma_max: int, costs: CostCurve | None = None) -> Po
     return make_parsed(*parse_spec(current_name(spec)), gamma_max, costs)
 
 
-def make_parsed(name: str, arguments: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
+def make_parsed(
+    name: str, arguments: Mapping[str, Any], gamma_max: int, costs: CostCurve | None, compression: str | None = None
+) -> Policy:
     lower = arguments.get("gamma_max", gamma_max)
     if not 1 <= lower <= gamma_max:
         raise DraftgaugeError(f"policy {name}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}")
     if weighs_cost(name):
         require_costs(name, costs)
     entry = POLICIES[name]
-    known = {"gamma_max": gamma_max, "costs": costs}
+    compression = compression or (UNCOMPRESSED if costs is None else costs.compression)
+    known = {"gamma_max": gamma_max, "costs": costs, "compression": compression}
     given = {key: value for key, value in known.items() if key in entry.parameters} | dict(arguments)
     missing = [key for key, each in entry.parameters.items() if each.default is each.empty and key not in given]
     if missing:

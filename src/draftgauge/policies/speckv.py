@@ -130,6 +130,6 @@ def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurv
     complexity=129,
     grid={"compression": (UNCOMPRESSED, "int8", "nf4"), "gamma_max": (2, 4, 6, 8)},
 )
-def speckv(compression: Compression = "uncompressed", *, gamma_max: int) -> Policy:
+def speckv(compression: Compression, *, gamma_max: int) -> Policy:
     numbers = from_mapping(SpecKVNumbers, bundled_policy(NAME).parameters, "bundled policy")
-    return SpecKV(numbers.network, compression, gamma_max)
+    return SpecKV(numbers.network, compression if compression in COMPRESSION_CODES else "uncompressed", gamma_max)

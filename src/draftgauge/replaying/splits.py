@@ -59,6 +59,10 @@ def names_splits(trace: Trace) -> bool:
     return any(prompt.split == TRAIN for prompt in trace.prompts)
 
 
+def only_test(trace: Trace) -> bool:
+    return all(prompt.split == TEST for prompt in trace.prompts)
+
+
 def splits_of(trace: Trace) -> NDArray[np.str_]:
     """``[prompts]`` the split of every prompt.
 
@@ -124,15 +128,16 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
 
     Args:
         split: to evaluate on. If None, "test" where the prompts name enough of both train and test ones, or where some
-            of them are in ``trained_on``; else all prompts.
+            of them are in ``trained_on``; else all prompts. If "test", all where none is named otherwise nor learned.
         trained_on: ``task/identifier`` of the prompts that the policies to be evaluated were fitted on.
     """
-    why = ""
+    why, seen = "", bool(set(trained_on).intersection(prompt_keys(trace)))
     if split is None:
         named = all(sum(prompt.split == name for prompt in trace.prompts) >= MIN_PROMPTS for name in (TRAIN, TEST))
-        seen = bool(set(trained_on).intersection(prompt_keys(trace)))
         split = TEST if named or seen else EVERYTHING
         why = "a policy was fitted on some of these prompts, so test prompts are to judge it on, but " if seen else ""
+    elif split == TEST and not seen and only_test(trace):
+        return Design(TEST, trace, None)
     judged_alone = split in (TRAIN, EVERYTHING)
     judged = split_trace(trace, split, why=why)
     return Design(split, judged, None if judged_alone else split_trace(trace, TRAIN))

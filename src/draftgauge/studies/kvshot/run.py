@@ -20,6 +20,8 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse.building import count_parameters, matched_widths
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.persistence import target_fingerprint
+from draftgauge.models.base import CachedModel
+from draftgauge.models.device import release_unused
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.studies.kvshot.cells import (
@@ -79,32 +81,31 @@ def run_study(
     judged = first_per_task(for_judging(read_prompts(prompts)), study.evaluation.per_task)
     if learned_from(study.request.prompts, prompts, {prompt.index for prompt in judged}):
         warnings.warn(f"drafters are trained on prompts of {prompts} that they are judged on", stacklevel=2)
-    work = _Work(study, folder)
 
-    # Texts to measure on and answers to learn from, where they are missing.
-    request = study.request
+    # Texts to measure on, answers to learn from and their features, where they are missing.
+    request, target = study.request, load_target(study.request)
+    work = _Work(study, folder, target)
     tokenizer = load_tokenizer(request.target, request.trust_remote_code)
-    settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(work.target, tokenizer))
+    settings = DecodingSettings(study.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer))
     files = [(TEXTS_NAME, prompts, study.evaluation.per_task)]
     if study.tuning is not None:
         assert validation is not None, "a study that tunes has validation prompts"
         files.append((VALIDATION_NAME, validation, study.tuning.per_task))
     for name, path, per_task in files:
-        make_texts(folder / name, path, per_task, work.target, tokenizer, settings, progress)
-    answers = answers_of(request, folder / ANSWERS_NAME, work.target, progress)
-    fill = partial(fill_cache, out=folder / DRAFTER_FOLDER, target=work.target, answers=answers, progress=progress)
+        make_texts(folder / name, path, per_task, target, tokenizer, settings, progress)
+    answers = answers_of(request, folder / ANSWERS_NAME, target, progress)
+    trials = [job for job in work.tuning_jobs() if job.read() is None]
+    learning = [job.request() for job in trials] or [cell.request for cell in work.waiting()]
+    if learning:
+        fill_cache(learning[0], folder / DRAFTER_FOLDER, target, answers, progress)
+    del target  # every job loads its own
+    release_unused()
 
     run = partial(execute, executor=workers.executor, cpus=workers.cpus, gpus=workers.gpus, progress=progress)
-    trials = [job for job in work.tuning_jobs() if job.read() is None]
-    if trials:
-        fill(trials[0].request())
     failed = [outcome for outcome in run(trials, finished=lambda outcome: None) if outcome.error]
     if failed:
         raise DraftgaugeError(f"the tuning could not be finished; {failed[0].job}: {failed[0].message}")
-    cells = work.cells()
-    waiting = [cell for cell in cells if read_result(cell) is None]
-    if waiting:
-        fill(waiting[0].request)
+    cells, waiting = work.cells(), work.waiting()
     done = len(cells) - len(waiting)
     progress("cells", done, len(cells))
 
@@ -130,7 +131,7 @@ def run_study(
 
 
 def study_so_far(study: Study, folder: Path) -> StudyOutcome:
-    work = _Work(study, Path(os.path.realpath(folder)))
+    work = _Work(study, Path(os.path.realpath(folder)), load_target(study.request))
     found = work.outcome({})
     if found.left == len(work.cells()):
         raise DraftgaugeError(f"none of the {found.left} cells of the study in {folder} is finished")
@@ -140,11 +141,10 @@ def study_so_far(study: Study, folder: Path) -> StudyOutcome:
 class _Work:
     """The jobs of a study, and what is kept of them in its folder."""
 
-    def __init__(self, study: Study, folder: Path) -> None:
+    def __init__(self, study: Study, folder: Path, target: CachedModel) -> None:
         self.study, self.folder = study, folder
-        self.target = load_target(study.request)
-        self.fingerprint = target_fingerprint(self.target.module)
-        configs = choose_configs(study, self.target.module.config)
+        self.fingerprint = target_fingerprint(target.module)
+        configs = choose_configs(study, target.module.config)
         self.shapes = {one: (config.intermediate_size, count_parameters(config)) for one, config in configs.items()}
 
     def tuning_jobs(self) -> list[TuneJob]:
@@ -165,6 +165,9 @@ class _Work:
     def cells(self) -> list[Cell]:
         settings = {variant: asdict(tuned.chosen) for variant, tuned in self.tuned().items()}
         return make_cells(self.study, self.shapes, self.fingerprint, self.folder, settings)
+
+    def waiting(self) -> list[Cell]:
+        return [cell for cell in self.cells() if read_result(cell) is None]
 
     def outcome(self, failures: dict[str, str]) -> StudyOutcome:
         cells = self.cells()

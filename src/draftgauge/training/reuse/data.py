@@ -127,8 +127,8 @@ def existing_answers(request: TrainingSpec, path: Path, fingerprint: str) -> Ans
         return None
     answers = read_answers(path)
     wanted = {"target_fingerprint": fingerprint, "source": source_of(request), "new_tokens": request.new_tokens}
-    wanted["compression"] = request.compression
-    check_description(path, {"compression": UNCOMPRESSED} | dict(answers.description), wanted)
+    wanted |= {"compression": request.compression, "length": request.length}
+    check_description(path, {"compression": UNCOMPRESSED, "length": request.length} | dict(answers.description), wanted)
     return answers
 
 
@@ -143,13 +143,17 @@ def answers_of(request: TrainingSpec, path: Path, target: CachedModel, progress:
         source = source_of(request)
         progress("questions", 0, 1)
         tokenizer = load_tokenizer(request.target, request.trust_remote_code)
-        prompts = prompt_tokens(request, tokenizer, target.spec.context - request.new_tokens)
+        fitting = prompts = prompt_tokens(request, tokenizer, target.spec.context - request.new_tokens)
+        if request.answers is None:  # a file that is named is shared, also with runs of a greater length
+            prompts = [tokens for tokens in fitting if len(tokens) < request.length]
         for tokens in prompts:
             check_tokens(target.spec, tokens)
         progress("questions", 1, 1)
         description = describe(fingerprint, prompts, request.new_tokens, source)
         if request.compression != UNCOMPRESSED:  # the fingerprint is of the files, which say nothing of it
             description["compression"] = request.compression
+        if len(prompts) < len(fitting):
+            description |= {"length": request.length, "left_out": len(fitting) - len(prompts)}
         return make_answers(path, description, target.module, prompts, end_tokens(target, tokenizer), progress)
 
 

@@ -15,7 +15,8 @@ from draftgauge.models.transformers_calls import attention_kernels, cache_argume
 from draftgauge.verification import best_tokens, check_finite
 
 GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache; on a GPU more, as far as memory goes
-CACHE_SHARE = 8  # of a GPU's free memory, the part that is one group's cache: leaving and growing copy it
+TOTAL_SHARE = 16  # of a GPU's memory, the part that is one group's cache: the same card gives the same answers again
+FREE_SHARE = 8  # of its free memory, the most that a cache may be, else it is halved: leaving and growing copy it
 DROP_SHARE = 8  # answered rows leave the group when they are an eighth of it: leaving copies the cache
 
 
@@ -35,7 +36,10 @@ def group_tokens(module: PreTrainedModel) -> int:
     if module.device.type != "cuda":
         return GROUP_TOKENS
     token = cached_numbers(module.config.get_text_config()) * module.dtype.itemsize
-    return max(GROUP_TOKENS, (free_bytes(module.device) or 0) // CACHE_SHARE // token)
+    cache = torch.cuda.mem_get_info(module.device)[1] // TOTAL_SHARE
+    while cache > (free_bytes(module.device) or 0) // FREE_SHARE:
+        cache //= 2
+    return max(GROUP_TOKENS, cache // token)
 
 
 @torch.inference_mode()

@@ -143,6 +143,8 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         for name in ("anchors", "markov_rank", "confidence_head"):
             if getattr(self, name) and self.recipe != BLOCK:
                 raise DraftgaugeError(f"{name} is for the recipe {BLOCK}, not for {self.recipe}")
+        if self.kv_gradient != 1 and (self.recipe == BLOCK or self.reuse == "hidden"):
+            raise DraftgaugeError(f"kv_gradient is for the recipe {TTT} and other designs than hidden: leave it out")
         if self.confidence_head and self.draft_vocabulary:
             raise DraftgaugeError("a confidence head needs the target's whole vocabulary: leave out draft_vocabulary")
         if self.recipe == BLOCK and self.warm_start is not None:

@@ -71,10 +71,10 @@ def _train(job: Job, progress: Progress, report: Report, watch: Watch) -> TrainR
         open_run(job)
         answers = answers_of(request, job.answers, target, progress)
         conversations = usable(answers.conversations, job.length, request.depths)
-        left_out = len(answers.conversations) - len(conversations)
-        if left_out and world.leads:
+        asked = len(answers.conversations) + answers.description.get("left_out", 0)
+        if len(conversations) < asked and world.leads:
             warnings.warn(
-                f"{left_out} of {len(answers.conversations)} answers are not trained on: they begin after the first "
+                f"{asked - len(conversations)} of {asked} answers are not trained on: they begin after the first "
                 f"{job.length} tokens of their conversation (length), or behind a prompt of one token",
                 stacklevel=2,
             )
