@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from draftgauge.api.policies import read_policies
 from draftgauge.policies import Policy, Signal, Step, make_policy
+from draftgauge.policies.fitted import bundled_policy, save_fitted
 from draftgauge.policies.speckv import Network, SpecKV
 from draftgauge.policies.vllm import LearnedChances
 from linear_costs import LinearCosts
@@ -59,11 +61,12 @@ KV_NETWORK = Network(
 )
 
 
-def test_speckv_goes_by_the_targets_compression_unless_its_spec_names_one() -> None:
-    specs = read_policies(["speckv", "speckv:compression=nf4", "speckv:compression=int8"])
-    for told in ((LinearCosts(compression="nf4"), None), (None, "nf4")):
-        own, nf4, int8 = (spec.make(8, *told).rates((1.0, 0.6, 2.0, 0.3)).tolist() for spec in specs)
-        assert own == nf4 != int8
+def test_speckv_goes_by_the_targets_compression_unless_its_spec_names_one(tmp_path: Path) -> None:
+    save_fitted(bundled_policy("speckv"), tmp_path / "own.json")
+    specs = read_policies(["speckv", str(tmp_path / "own.json"), "speckv:compression=nf4", "speckv:compression=int8"])
+    for told in ((LinearCosts(compression="nf4"), None), (None, "nf4"), (None, "bnb-nf4")):
+        own, file, nf4, int8 = (spec.make(16, *told).rates((1.0, 0.6, 2.0, 0.3)).tolist() for spec in specs)
+        assert own == file == nf4 != int8
 
 
 def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:

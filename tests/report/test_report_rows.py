@@ -73,6 +73,7 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
         live_row("transformers-generate", tokens_per_step=None, ratio_to_plain=0.7),
         live_row("fixed:3", compression="nf4"),
         live_row("fixed:gamma=2", compression="nf4", ratio_to_plain=9.0),  # the same policy of another target, later
+        {"run": "broken", "error": "it could not be benched"},
     ]
     run, other = read_runs(runs, bench)
     shown = {row["policy"]: row for row in policy_rows(run, ALL_TASKS, ())}

@@ -18,11 +18,12 @@ from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
+from draftgauge.core.prompts import TEST
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.simulate import can_replay, replay_lengths
-from draftgauge.replaying.splits import Design, design_of
+from draftgauge.replaying.splits import EVERYTHING, Design, design_of
 from draftgauge.replaying.verdict import Verdict
 from draftgauge.serving.advice import acceptance_to_pay, advise_batch, advise_settings, best_length, flags_of
 from draftgauge.serving.client import CLIENTS
@@ -299,9 +300,8 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     if request.batch is not None:
         best["at_batch"] = advise_batch(design, source.curve, request.batch)
     _advise(request, engine, best, verdict, lengths, source.deployment)
-    best["flags"] = flags_of(
-        engine, verdict.setting, source.deployment, request.folder, design.split, request.judged.tasks
-    )
+    learn = EVERYTHING if (design.split, design.train) == (TEST, None) else design.split
+    best["flags"] = flags_of(engine, verdict.setting, source.deployment, request.folder, learn, request.judged.tasks)
     if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows

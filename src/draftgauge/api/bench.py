@@ -167,15 +167,18 @@ def _bench_run(
         near = sorted({max(1, best - 2), max(1, best), min(manifest.gamma_max, max(1, best) + 2)})
         default = ("no-draft", *(f"fixed:{gamma}" for gamma in near), *compared_policies())
     compared = _compared(request, objects, default, manifest.gamma_max, over)
-    asked = None if only_test(trace) and request.prompts.split == TEST else request.prompts.split
-    split, splits = asked or (TEST if design.split == TEST else None), splits_of(trace)
     fitted = fitted_on(compared.named).intersection(prompt_keys(trace))
+    asked = None if only_test(trace) and request.prompts.split == TEST and not fitted else request.prompts.split
+    split, splits = asked or (TEST if design.split == TEST else None), splits_of(trace)
     if split is None and fitted and (splits == TEST).sum() >= MIN_PROMPTS:
         split = TEST
     # divided as ``fit`` and ``replay`` do, where prompts name no splits
     unseen = {p.index for p, own in zip(trace.prompts, splits, strict=True) if split in (None, own)}
     pair = load_pair_of(manifest, request.pair)
     warn_of_other_pairs(compared.named, pair.fingerprints())
+    was, engine = manifest.target.engine, pair.target.spec.engine
+    if recorded and was != engine:
+        warn(f"{run} is of the engine {was}, and here {engine} decodes: record it again, as costs are others")
     prompts = prompts_of(run, manifest, pair.encoder, replace(request.prompts, split=None), unseen)
     decoded = {prompt.index for prompt, _ in prompts}
     judged = select(trace, [prompt.index in decoded for prompt in trace.prompts])

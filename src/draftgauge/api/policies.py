@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, load_fitted, policy_of_file
 from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, parse_spec, weighs_cost
+from draftgauge.policies.speckv import COMPRESSION_CODES
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.simulate import Replay
 from draftgauge.replaying.splits import Design, design_of, prompt_keys
@@ -40,10 +41,14 @@ class NamedPolicy:
         return self.name not in POLICIES or weighs_cost(self.name)
 
     def make(self, gamma_max: int, costs: CostCurve | None, compression: str | None = None) -> Policy:
-        """A new one; ``compression`` is the target's, where the costs do not say it."""
+        """A new one; ``compression`` is the target's."""
         if self.fitted is None:
             return make_parsed(self.name, self.arguments, gamma_max, costs, compression)
-        return policy_of_file(Path(self.spec), gamma_max, costs, self.fitted)
+        fitted, code = self.fitted, COMPRESSION_CODES.get(compression or "")
+        for alike in fitted.parameters.get("fitted_on", ()):
+            if COMPRESSION_CODES.get(alike) == code:
+                fitted = replace(fitted, parameters={**fitted.parameters, "compression": alike})
+        return policy_of_file(Path(self.spec), gamma_max, costs, fitted)
 
 
 def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftgauge.api.requests import TrainRequest
 from draftgauge.cli.console import errors, named, progress, say, show_table
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.load import busy_note, machine_load
 from draftgauge.core.printable import speed
 
@@ -45,7 +46,8 @@ def train(request: TrainRequest) -> list[dict[str, Any]]:
     out, spec = str(request.out), request.training
     prompts = [] if spec.prompts is None else ["--prompts", str(spec.prompts)]
     alike = [*spec.rendering().options, *(["--trust-remote-code"] if spec.trust_remote_code else [])]
-    evaluate, generate = shlex.join([out, *prompts, *alike]), shlex.join(["--drafter", out, *alike])
+    held = ["--compression", spec.compression] if spec.compression != UNCOMPRESSED else []
+    evaluate, generate = shlex.join([out, *prompts, *alike]), shlex.join(["--drafter", out, *held, *alike])
     say(f"Next: draftgauge evaluate {evaluate}   or   draftgauge generate PROMPT {generate}")
     return rows
 

@@ -25,7 +25,7 @@ class DecodingSettings:
     Attributes:
         end_tokens: any of them ends the output and is its last token.
         stop_strings: any of them in the decoded output ends it, see :mod:`draftgauge.decoding.stopping`.
-        gamma_max: the most tokens that a step drafts, whatever its policy asks for.
+        gamma_max: the most tokens that a drafter is asked for, whatever the policy wants; looked-up ones come on top.
         stop_when: a further reason to stop. It may follow the text, and is then for one output only.
     """
 

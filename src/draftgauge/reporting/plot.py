@@ -20,7 +20,7 @@ TOKENS_SHOWN = 160
 
 def speed(rows: Sequence[Mapping[str, Any]], task: str = ALL_TASKS, axes: Any = None) -> Any:
     """Speed over plain decoding with its interval, a line for each policy; ``rows`` of ``replay`` or ``bench``."""
-    shown = sorted((row for row in rows if row["task"] == task), key=lambda row: float(row["ratio_to_plain"]))
+    shown = sorted((row for row in rows if row.get("task") == task), key=lambda row: float(row["ratio_to_plain"]))
     axes = axes or pyplot.subplots(figsize=(6, 0.6 + 0.28 * len(shown)))[1]
     for place, row in enumerate(shown):
         axes.hlines(place, row["ratio_to_plain_low"], row["ratio_to_plain_high"], color=LIGHT["blue"])

@@ -99,10 +99,10 @@ def judge_run(
     Args:
         design: the prompts to judge on, and those that the best fixed length is chosen on.
         policies: new ones, by spec, of which what a trace cannot judge is left out; or finished replays.
-        bench: rows of ``draftgauge bench``; those of other compressions are left out.
+        bench: rows of ``draftgauge bench``; those of other compressions, and of runs that failed, are left out.
     """
     trace, manifest = design.trace, Manifest.load(folder)
-    rated = [(live_row(row), row.get("run")) for row in bench]
+    rated = [(live_row(row), row.get("run")) for row in bench if "error" not in row]
     own = [r for r, run in rated if r["compression"] == trace.compression and run in (None, folder.absolute().name)]
     live = {(row["task"], row["policy"]): row for row in own}
     arms: dict[str, Policy | Replay] = {
