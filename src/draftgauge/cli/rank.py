@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from draftgauge.api.requests import RankRequest
@@ -43,16 +44,17 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     groups = list(dict.fromkeys((row["task"], row["context"]) for row in ranked))
     for task, context in groups:
         of_group = [row for row in ranked if (row["task"], row["context"]) == (task, context)]
-        prompts = f"{of_group[0]['prompts']} prompts"
-        title = f"All tasks, {prompts}" if task == "all" else f"Task {task}, {prompts}"
-        title = title if context is None else f"Prompts of {context} tokens, {prompts}"
+        named = "All tasks" if task == "all" else f"Task {task}"
+        title = f"{named if context is None else f'Prompts of {context} tokens'}, {of_group[0]['prompts']} prompts"
         columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:11]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
     say_how_to_fit([row["setting"] for row in ranked])
     if live := [row for row in ranked if "live_ratio" in row]:
         order = sorted(live, key=lambda row: -row["live_ratio"])
-        said = "as modelled" if order == live else "another one: " + ", ".join(row["drafter"] for row in order)
-        say(f"The order of live decoding is {said}.")
+        swapped = [(a, b) for a, b in combinations(live, 2) if a["live_ratio"] < b["live_ratio"]]
+        apart = any(a["live_ratio_high"] < b["live_ratio_low"] for a, b in swapped)
+        said = "another one" if apart else f"as modelled{', but for drafters that are not told apart' * bool(swapped)}"
+        say(f"The order of live decoding is {said}: {', '.join(row['drafter'] for row in order)}.")
     for row in live:
         if row["live_mismatched_prompts"]:
             warn(f"{row['live_mismatched_prompts']} outputs with {row['drafter']} are not those of plain decoding")

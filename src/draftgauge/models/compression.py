@@ -53,8 +53,8 @@ def method_of(config: Mapping[str, Any], source: object = "the checkpoint") -> s
         return None
     if not isinstance(quantisation, Mapping):
         raise ModelError(f"the quantization_config of {source} is damaged: it must be an object, not {quantisation!r}")
-    method = quantisation.get("quant_method") or "unknown"
-    method = str(getattr(method, "value", method))  # of a loaded model an enumeration's
+    named = quantisation.get("quant_method") or "unknown"
+    method = str(getattr(named, "value", named))  # of a loaded model an enumeration's
     if method.startswith("bitsandbytes"):
         return (
             "bnb-int8" if quantisation.get("load_in_8bit") else f"bnb-{quantisation.get('bnb_4bit_quant_type', 'fp4')}"
