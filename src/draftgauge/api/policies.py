@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, load_fitted, policy_of_file
 from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, parse_spec, weighs_cost
-from draftgauge.policies.speckv import COMPRESSION_CODES
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.simulate import Replay
 from draftgauge.replaying.splits import Design, design_of, prompt_keys
@@ -44,11 +43,7 @@ class NamedPolicy:
         """A new one; ``compression`` is the target's."""
         if self.fitted is None:
             return make_parsed(self.name, self.arguments, gamma_max, costs, compression)
-        fitted, code = self.fitted, COMPRESSION_CODES.get(compression or "")
-        for alike in fitted.parameters.get("fitted_on", ()):
-            if COMPRESSION_CODES.get(alike) == code:
-                fitted = replace(fitted, parameters={**fitted.parameters, "compression": alike})
-        return policy_of_file(Path(self.spec), gamma_max, costs, fitted)
+        return policy_of_file(Path(self.spec), gamma_max, costs, self.fitted, compression or "")
 
 
 def read_policies(specs: Iterable[str]) -> tuple[NamedPolicy, ...]:

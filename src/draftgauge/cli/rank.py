@@ -53,7 +53,8 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         order = sorted(live, key=lambda row: -row["live_ratio"])
         swapped = [(a, b) for a, b in combinations(live, 2) if a["live_ratio"] < b["live_ratio"]]
         apart = any(a["live_ratio_high"] < b["live_ratio_low"] for a, b in swapped)
-        said = "another one" if apart else f"as modelled{', but for drafters that are not told apart' * bool(swapped)}"
+        other = "another one" if apart else "another one, of drafters whose live intervals overlap"
+        said = other if swapped else "as modelled"
         say(f"The order of live decoding is {said}: {', '.join(row['drafter'] for row in order)}.")
     for row in live:
         if row["live_mismatched_prompts"]:

@@ -18,8 +18,8 @@ FITTED_SUFFIX = ".json"
 LARGEST = 1e4  # of a fitted number, either way
 FILE = Artefact("draftgauge-policy", 2, "fitted policy", "fit it with `draftgauge fit RUN --policy NAME --out FILE`")
 
-Build = Callable[[Mapping[str, Any], int, CostCurve | None], Policy]
-"""Makes a policy from ``parameters``, the longest draft possible and the cost curve (None where there is none)."""
+Build = Callable[[Mapping[str, Any], int, CostCurve | None, str], Policy]
+"""Makes a policy from ``parameters``, the longest draft, the costs (or None) and the target's compression (or "")."""
 
 FITTED: dict[str, tuple[Build, tuple[str, ...]]] = {}
 """The kinds of fitted policies, by name: how each is made, and the signals that its numbers refer to."""
@@ -55,8 +55,8 @@ def register_fitted(policy: str, signals: tuple[str, ...]) -> Callable[[Build], 
     return add
 
 
-def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None) -> Policy:
-    """A new policy from its numbers."""
+def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None, compression: str = "") -> Policy:
+    """A new policy from its numbers; ``compression`` is the target's, by default what the costs say."""
     build, wanted = FITTED[fitted.policy]
     if fitted.signals != wanted:
         raise DraftgaugeError(
@@ -69,7 +69,7 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None)
             f"the longest draft here is {gamma_max}: run with --gamma-max {fitted.gamma_max}, or fit it on such a trace"
         )
     _check_numbers(fitted.policy, "parameters", fitted.parameters)
-    return build(fitted.parameters, gamma_max, costs)
+    return build(fitted.parameters, gamma_max, costs, compression or ("" if costs is None else costs.compression))
 
 
 def _check_numbers(policy: str, key: str, value: Any) -> None:
@@ -114,10 +114,12 @@ def bundled_policy(name: str) -> FittedPolicy:
     return load_fitted(Path(__file__).parent / "bundled" / f"{name}{FITTED_SUFFIX}")
 
 
-def policy_of_file(path: Path, gamma_max: int, costs: CostCurve | None, fitted: FittedPolicy | None = None) -> Policy:
+def policy_of_file(
+    path: Path, gamma_max: int, costs: CostCurve | None, fitted: FittedPolicy | None = None, compression: str = ""
+) -> Policy:
     fitted = fitted or load_fitted(path)
     try:
-        return fitted_policy(fitted, gamma_max, costs)
+        return fitted_policy(fitted, gamma_max, costs, compression)
     except DraftgaugeError as error:
         raise DraftgaugeError(f"{path}: {error}") from error
 

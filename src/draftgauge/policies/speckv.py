@@ -115,13 +115,13 @@ class SpecKV(PolicyBase):
 
 
 @register_fitted(NAME, FEATURES)
-def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
+def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, _: CostCurve | None, compression: str) -> Policy:
     numbers = from_mapping(SpecKVNumbers, parameters, f"fitted policy {NAME}")
     # The target's own compression where the network has seen one like it.
     seen = {COMPRESSION_CODES[each]: each for each in numbers.fitted_on}
-    code = None if costs is None else COMPRESSION_CODES.get(costs.compression)
-    compression = numbers.compression if code is None else seen.get(code, numbers.compression)
-    return SpecKV(numbers.network, compression, gamma_max)
+    code = COMPRESSION_CODES.get(compression)
+    own = numbers.compression if code is None else seen.get(code, numbers.compression)
+    return SpecKV(numbers.network, own, gamma_max)
 
 
 @register_policy(

@@ -91,7 +91,7 @@ class ThroughputStopping(PolicyBase):
 
 
 @register_fitted(STOPPING, SIGNALS)
-def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
+def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None, _: str) -> Policy:
     known = {key: value for key, value in parameters.items() if key != "rate_scale"}  # which earlier files have
     numbers = from_mapping(StoppingNumbers, known, "policy stopping")
     check_shares(STOPPING, "accepted_by_depth", numbers.accepted_by_depth, gamma_max)

@@ -183,7 +183,7 @@ def _sigmoid(logit: float) -> float:
 
 
 @register_fitted(TWO_SOURCE, SIGNALS)
-def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None) -> Policy:
+def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | None, _: str) -> Policy:
     numbers = from_mapping(TwoSourceNumbers, parameters, "policy two-source")
     check_shares(TWO_SOURCE, "accepted_by_depth", numbers.accepted_by_depth, gamma_max)
     check_positive(TWO_SOURCE, "rate_scale", numbers.rate_scale)
