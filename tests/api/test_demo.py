@@ -82,7 +82,7 @@ def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: 
 def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
     inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FITTED, "two", (lambda parameters, gamma_max, costs: FixedLength(2), ()))
+    monkeypatch.setitem(FITTED, "two", (lambda *given: FixedLength(2), ()))
     inputs["prompts"].write_text("\n".join(json.dumps({"prompt": f"number {n}", "task": "a"}) for n in range(40)))
     run, few = recorded(inputs, tmp_path / "run"), recorded(inputs | {"limit": 5}, tmp_path / "few")
     trained_on = tuple(prompt_keys(split_trace(read_trace(run), "train")))

@@ -22,7 +22,7 @@ from tiny import save_tiny, tiny_model
 def test_a_policy_that_was_fitted_on_another_pair_is_named(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FITTED, "two", (lambda parameters, gamma_max, costs: FixedLength(2), ()))
+    monkeypatch.setitem(FITTED, "two", (lambda *given: FixedLength(2), ()))
     provenance = {"pair": {"target": "other", "draft": None}, "target": "a-target"}
     save_fitted(FittedPolicy("two", 16, (), {}, provenance), tmp_path / "two.json")
     with pytest.warns(UserWarning, match=r"was fitted on another pair \(a-target and no model\)"):

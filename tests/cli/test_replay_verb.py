@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FittedPolicy:
     """A kind of policy that is fitted to draft two tokens."""
-    monkeypatch.setitem(FITTED, "two", (lambda parameters, gamma_max, costs: FixedLength(2), ()))
+    monkeypatch.setitem(FITTED, "two", (lambda *given: FixedLength(2), ()))
     return FittedPolicy("two", GAMMA_MAX, (), {}, trained_on=("code/p0", "math/p1", "chat/p2", "elsewhere/p8"))
 
 

@@ -111,7 +111,7 @@ def test_the_advice_quotes_live_measurements(runs, live_row):
 
 
 def test_fitted_policies_go_by_their_file(read, tmp_path, monkeypatch):
-    monkeypatch.setitem(FITTED, "sure", (lambda parameters, gamma_max, costs: FixedLength(2), ()))
+    monkeypatch.setitem(FITTED, "sure", (lambda *given: FixedLength(2), ()))
     spec = str(tmp_path / "mine.json")
     save_fitted(FittedPolicy("sure", 6, (), {}, trained_on=("code/p0",)), tmp_path / "mine.json")
     run = read[0]
