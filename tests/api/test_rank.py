@@ -17,6 +17,7 @@ import draftgauge as dg
 from command_line import draftgauge, refusal, rows_of
 from draftgauge.api import profile
 from draftgauge.api import rank as module
+from draftgauge.cli.rank import show_ranking
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting import two_source
 from draftgauge.fitting.ranking import on_one_target, rank_rows
@@ -136,6 +137,18 @@ def test_live_ratios_stand_beside_the_modelled_ones(asked, words, ranked) -> Non
     shown = draftgauge(["rank", *asked["drafters"], *words, "--out", str(out), "--live", "1"])
     assert shown.exit_code == 0, shown.output
     assert "The order of live decoding is" in shown.stdout
+
+
+ORDERS = [(2, 1, 3, "as modelled"), (1, None, None, "not tell"), (1, 1, 3, "not tell"), (1, 2.5, 2.5, "another one:")]
+
+
+@pytest.mark.parametrize(("slower", "low", "high", "said"), ORDERS)
+def test_the_live_order_is_said_with_what_its_intervals_tell(ranked, capsys, slower, low, high, said) -> None:
+    rows = [row for row in ranked[1] if row.get("rank") and row["task"] == "all"][:2]
+    first = {"live_ratio": slower, "live_ratio_low": low, "live_ratio_high": low and 2, "live_mismatched_prompts": 0}
+    second = first | {"live_ratio": 1.5, "live_ratio_low": low, "live_ratio_high": high}
+    show_ranking([rows[0] | first, rows[1] | second])
+    assert said in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_fitted_rule_decodes_prompts_live_that_it_did_not_learn_from(asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,9 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     if live := [row for row in ranked if "live_ratio" in row]:
         order = sorted(live, key=lambda row: -row["live_ratio"])
         swapped = [(a, b) for a, b in combinations(live, 2) if a["live_ratio"] < b["live_ratio"]]
-        apart = any(a["live_ratio_high"] < b["live_ratio_low"] for a, b in swapped)
-        other = "another one" if apart else "another one, of drafters whose live intervals overlap"
+        ends = [(a["live_ratio_high"], b["live_ratio_low"]) for a, b in swapped]  # None of a single prompt
+        apart = any(None not in pair and pair[0] < pair[1] for pair in ends)
+        other = "another one" if apart else "another one, of drafters that these prompts do not tell apart"
         said = other if swapped else "as modelled"
         say(f"The order of live decoding is {said}: {', '.join(row['drafter'] for row in order)}.")
     for row in live:
