@@ -23,7 +23,7 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters.checkpoints.building import build_net
 from draftgauge.drafters.checkpoints.decoder import DrafterNet
-from draftgauge.drafters.checkpoints.files import read_config
+from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, read_config
 from draftgauge.drafters.checkpoints.layouts import DFlashLayout, read_layout
 from draftgauge.drafters.checkpoints.live import CheckpointDrafter
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
@@ -243,12 +243,57 @@ def test_another_target_is_refused_in_words(copied: Path, changes, target, messa
         ({"draft_vocab_size": 23}, "d2t is .24., and by its config.json .23."),
         ({"norm_before_fc": True}, "lacks input_norm.weight"),
         ({"layer_types": ["sliding_attention"], "sliding_window": 4}, "sliding-window"),
+        ({"num_key_value_heads": 3}, "4 attention heads do not share 3 key and value heads evenly"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(copied: Path, changes, message) -> None:
     edit(copied, **changes)
     with pytest.raises(ModelError, match=message):
         build(copied, wrap(target_module()))
+
+
+WINDOWS = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("changes", "causal"),
+    [({}, False), (WINDOWS, True), (WINDOWS | {"is_causal": False}, False), ({"is_causal": True}, True)],
+)
+def test_places_of_a_causal_block_do_not_see_those_behind_them(tmp_path: Path, changes, causal) -> None:
+    """As vLLM and SGLang read flat configurations: layers with a window are causal unless it is said otherwise."""
+    shutil.copytree(FIXTURES / "dflash-flat", tmp_path, dirs_exist_ok=True)
+    target, text, hidden = wrap(target_module()), tokens(9, vocabulary=48), torch.randn(8, 3, 16)
+    first = []
+    for block in (2, 4):
+        edit(tmp_path, block_size=block, **changes)
+        net = build(tmp_path, target)
+        cache = net.begin()
+        first.append(net.branches(cache, 4, net.take_in(cache, text[1:], hidden)[4:]).logits)
+    assert torch.allclose(*first, atol=1e-5) is causal
+
+
+@torch.no_grad()
+def test_scales_and_soft_caps_of_a_flat_configuration_are_applied(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "dflash-flat", tmp_path, dirs_exist_ok=True)
+    module, text, hidden = tiny_model("qwen3", **TARGET), tokens(9, vocabulary=48), torch.randn(8, 3, 16)
+
+    def logits(**settings: float) -> torch.Tensor:
+        nested = read_config(FIXTURES / "dflash-flat")["dflash_config"]
+        edit(tmp_path, dflash_config=nested | settings)
+        net = build(tmp_path, wrap(module))
+        cache = net.begin()
+        return net.branches(cache, 4, net.take_in(cache, text[1:], hidden)[4:]).logits
+
+    plain, scaled = logits(), logits(input_embedding_scale=4.0)
+    torch.testing.assert_close(logits(output_multiplier=0.25), 0.25 * plain)
+    torch.testing.assert_close(logits(final_logit_softcapping=2), 2 * torch.tanh(plain / 2))
+    with pytest.raises(ModelError, match="output_multiplier must be a number of at least 0, not 'x'"):
+        logits(output_multiplier="x")
+    with pytest.raises(ModelError, match="block drafters with use_swa are not run here"):
+        logits(use_swa=True)
+    module.get_input_embeddings().weight.mul_(4)
+    torch.testing.assert_close(logits(), scaled)
 
 
 def test_weights_of_no_known_layout_are_named(copied: Path) -> None:
@@ -284,6 +329,9 @@ def test_half_a_download_and_pickled_weights_are_refused(copied: Path) -> None:
         build(copied, target)
     layout = read_layout(read_config(copied), "it")
     assert build_net(copied, layout, target, allow_pickle=True).layout.taps == (1, 3, 4)
+    before = checkpoint_fingerprint(copied)
+    edit(copied, norm_eps=1)
+    assert checkpoint_fingerprint(copied) != before
     decode = speculative(copied, "fixed:2", allow_pickle=True)
     target.module.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=6, custom_generate=decode)
     assert decode.generations[0].steps[0].drafted == 2

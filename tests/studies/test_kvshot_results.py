@@ -107,6 +107,8 @@ def test_the_learning_curve_is_pooled_and_read_at_equal_seconds(tmp_path: Path) 
     assert half["tokens_per_step"] < whole["tokens_per_step"]
     both = {"block": curve[3]["tokens_per_step"], "ttt": whole["tokens_per_step"]}
     assert [row for row in measured if "equal_seconds" in row] == [{"equal_seconds": 2.0, "design": "kv"} | both]
+    fast = [row | {"train_seconds": row["train_seconds"] / (9 if row["curve"] == "block" else 1)} for row in curve]
+    assert list(at_equal_seconds(fast, "block", "ttt")) == [], "no checkpoint of the other by then"
 
 
 def test_a_run_without_a_curve_leaves_that_of_the_other_seeds(tmp_path: Path) -> None:

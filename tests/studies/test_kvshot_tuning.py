@@ -83,6 +83,8 @@ def test_a_study_tunes_before_its_seeds_run(tmp_path: Path, monkeypatch: pytest.
     again = run_study(study, tmp_path / "study", prompts, prompts)
     assert len(tried) == TRIALS
     assert [row for row in again.rows if "trial" in row] == trials
+    with pytest.raises(DraftgaugeError, match="tuning"):
+        run_study(replace(study, tuning=replace(study.tuning, trials=4)), tmp_path / "study", prompts, prompts)
 
 
 def test_trials_that_diverge_come_last(tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_a_wrong_experiment_is_named(
     assert message in str(caught.value)
 
 
+def test_a_second_run_of_a_prompt_is_refused(tables: tuple[Rows, Rows], tmp_path: Path) -> None:
+    steps, experiments = tables
+    files = write_tables(tmp_path, steps, changed(experiments, 13, prompt=experiments[12]["prompt"]))
+    with pytest.raises(DraftgaugeError, match="line 15: this prompt has an earlier run of the same compression"):
+        read_records(*files)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

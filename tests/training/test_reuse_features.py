@@ -38,7 +38,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def identity(**changes: object) -> dict[str, Any]:
     answers = Answers((), {"target_fingerprint": "target"}, "answers")
-    return cache_identity(answers, conversations(), 64, HELD) | changes
+    return cache_identity(answers, conversations(), 64, HELD, None) | changes
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -106,6 +106,7 @@ def test_an_interrupted_cache_goes_on(tmp_path: Path) -> None:
         ({"answers_sha256": "others"}, "other answers sha256"),
         ({"target_fingerprint": "another"}, "other target fingerprint"),
         ({"length": 32}, "other length"),
+        ({"arithmetic": "bfloat16"}, "other arithmetic"),
         ({"hidden_layers": (1,)}, "other hidden layers"),
         ({"kv_layers": (0, 1)}, "other kv layers"),
         ({"compression": "int8"}, "other compression"),

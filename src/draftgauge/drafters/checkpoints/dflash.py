@@ -41,19 +41,22 @@ class DFlashNet(DrafterNet):
         cos, sin = self._tables(first + len(begin) + self.layout.block, self._head)
         states = (run or partial(self.run, cache))(begin, positions, (cos[positions][:, None], sin[positions][:, None]))
         states = states[:, 0 if self.layout.from_anchor else 1 :]
-        return DFlashBranches(self, begin, states, F.linear(states, self._head).float())
+        logits, cap = F.linear(states, self._head).float(), self.layout.softcap
+        if self.layout.logit_scale != 1:
+            logits = logits * self.layout.logit_scale
+        return DFlashBranches(self, begin, states, (logits / cap).tanh() * cap if cap else logits)
 
     def run(self, cache: AnchorCache, tokens: Tensor, positions: Tensor, tables: Tables) -> Tensor:
         """States ``[R, B, H]`` of the blocks that begin with these tokens ``[R]``, at positions ``[R, B]``."""
         layout = self.layout
         masks = tokens.new_full((len(tokens), layout.block - 1), layout.mask_token)
-        states = F.embedding(torch.cat((tokens[:, None], masks), 1), self._embedding)
+        states = F.embedding(torch.cat((tokens[:, None], masks), 1), self._embedding) * layout.embedding_scale
         place = torch.arange(layout.block, device=tokens.device)
-        for number, (layer, reach) in enumerate(zip(self._layers, layout.windows, strict=True)):
+        for number, layer in enumerate(self._layers):
             entering = layer.norm("input_layernorm", states)
             queries, own = layer.queries(entering, tables), layer.keys_values(entering, tables)
-            unseen = self._unseen(positions, cache.capacity, reach)
-            behind = place > place[:, None] if reach is not None and layout.causal_windows else None
+            unseen = self._unseen(positions, cache.capacity, layout.windows[number])
+            behind = place > place[:, None] if layout.causal[number] else None
             mixed = block_attention(queries, [cache.pairs[number]], own, unseen[:, None], layout.block, behind)
             states = states + layer.linear("self_attn.o_proj", mixed.transpose(1, 2).flatten(2))
             states = states + layer.swiglu(layer.norm("post_attention_layernorm", states))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -73,7 +74,7 @@ def checkpoint_fingerprint(source: str | Path) -> str:
     assert path is not None, "a loaded checkpoint has a configuration"
     pickled = path.parent / PICKLED
     if not list(path.parent.glob("*.safetensors")) and pickled.is_file():
-        return file_sha256(pickled)
+        return hashlib.sha256(f"{file_sha256(path)} {file_sha256(pickled)}".encode()).hexdigest()
     return fingerprint(path.parent, texts=False)
 
 

@@ -20,6 +20,7 @@ FORMATS = (
     "EAGLE-3 (SafeAILab, SGLang, DeepSpec, speculators) and DFlash or DSpark (z-lab, SpecForge, DeepSpec, speculators)"
 )
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
+_UNKNOWN = ("use_swa", "attention_sink_bias", "add_swa_attention_sink_bias", "attention_value_scale")
 _ROPE = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
 
 
@@ -85,7 +86,9 @@ class DFlashLayout(Layout):
         from_anchor: the first place of the block predicts the token after the committed one; else the second does.
         windows: of each layer, how many tokens it sees back; None for all.
         window_from_anchor: a window is counted back from the block's first place (speculators), not from each place.
-        causal_windows: in layers with a window, the places of a block see none behind them.
+        causal: of each layer, whether the places of a block see none behind them.
+        embedding_scale: what the embeddings of a block are multiplied by, ``logit_scale`` its logits, before a soft cap
+            at ``softcap``; 0 for none.
         markov: kind of the head that adds to a place's logits by the token before; empty if there is none.
         confidence: there is a head that predicts the chance of acceptance; ``confidence_reads_token`` whether it takes
             in the Markov head's embedding of the token before.
@@ -96,7 +99,10 @@ class DFlashLayout(Layout):
     from_anchor: bool = False
     windows: tuple[int | None, ...] = ()
     window_from_anchor: bool = False
-    causal_windows: bool = False
+    causal: tuple[bool, ...] = ()
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float = 0.0
     markov: str = ""
     markov_rank: int = 0
     confidence: bool = False
@@ -156,6 +162,12 @@ class _Reader:
             raise ModelError(f"{self.where}: {name} must be true or false, not {value!r}")
         return value
 
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ModelError(f"{self.where}: {name} must be a number of at least 0, not {value!r}")
+        return float(value)
+
     def layers(self, name: str, place: Mapping[str, Any], shift: int) -> tuple[int, ...]:
         ids = place.get(name)
         if not ids:
@@ -207,11 +219,14 @@ def _decoder(reader: _Reader) -> DecoderSpec:
             )
         if kind.get("partial_rotary_factor", 1.0) != 1.0:
             raise ModelError(f"{reader.where}: rotary embeddings of a part of each head are not run here")
+    kv_heads = reader.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(f"{reader.where}: {heads} attention heads do not share {kv_heads} key and value heads evenly")
     return DecoderSpec(
         hidden_size=hidden,
         layers=reader.integer("num_hidden_layers", 1),
         heads=heads,
-        kv_heads=reader.integer("num_key_value_heads", heads),
+        kv_heads=kv_heads,
         head_dim=reader.integer("head_dim", hidden // heads),
         intermediate_size=reader.integer("intermediate_size"),
         eps=float(eps),
@@ -229,6 +244,14 @@ def _windows(reader: _Reader, layers: int) -> tuple[int | None, ...]:
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise ModelError(f"{reader.where}: layers with {', '.join(sorted(map(str, unknown)))} are not run here")
     return tuple(reader.integer("sliding_window") if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _causal(reader: _Reader, windows: Sequence[int | None]) -> tuple[bool, ...]:
+    """As vLLM, SGLang and SpecForge decide: what is said holds for all layers, else those with a window are causal."""
+    if "speculators_model_type" in reader.config:
+        return tuple(window is not None and not reader.flag("sliding_window_non_causal") for window in windows)
+    said = "is_causal" if reader.get("is_causal") is not None else "causal"
+    return tuple(reader.flag(said, window is not None) for window in windows)
 
 
 def _shared(reader: _Reader, family: str) -> dict[str, Any]:
@@ -256,6 +279,8 @@ def _dflash(reader: _Reader, family: str) -> DFlashLayout:
     shared = _shared(reader, family)
     if not shared["taps"]:
         raise ModelError(f"{reader.where} names no target layers (target_layer_ids, aux_hidden_state_layer_ids)")
+    if strange := [name for name in _UNKNOWN if reader.get(name)]:
+        raise ModelError(f"{reader.where}: block drafters with {', '.join(strange)} are not run here")
     of_speculators = "speculators_model_type" in reader.config
     deepspec = any("DSparkModel" in str(name) for name in reader.config.get("architectures") or ())
     vocabulary, rank = shared["decoder"].vocabulary, reader.integer("markov_rank", 0, least=0)
@@ -263,14 +288,18 @@ def _dflash(reader: _Reader, family: str) -> DFlashLayout:
     if kind and kind not in MARKOV_KINDS:
         raise ModelError(f"{reader.where}: markov_head_type must be one of {', '.join(MARKOV_KINDS)}, not {kind!r}")
     confidence = family == "dspark" and reader.flag("enable_confidence_head", of_speculators)
+    windows = _windows(reader, shared["decoder"].layers)
     layout = DFlashLayout(
         **shared,
         block=reader.integer("block_size", least=2),
         mask_token=reader.integer("mask_token_id", least=0),
         from_anchor=reader.flag("sample_from_anchor", deepspec or (of_speculators and family == "dspark")),
-        windows=_windows(reader, shared["decoder"].layers),
+        windows=windows,
         window_from_anchor=of_speculators,
-        causal_windows=of_speculators and not reader.flag("sliding_window_non_causal"),
+        causal=_causal(reader, windows),
+        embedding_scale=reader.number("input_embedding_scale", 1.0),
+        logit_scale=reader.number("output_multiplier", 1.0),
+        softcap=reader.number("final_logit_softcapping", 0.0),
         markov=kind,
         markov_rank=rank if kind else 0,
         confidence=confidence,

@@ -170,7 +170,7 @@ class Cell:
     Attributes:
         study: the study's folder; the cell works in a folder below it.
         fingerprint: of the target.
-        parameters: trainable ones.
+        parameters: of the network, the head, which the block-wise recipe does not train, among them.
         depths: tokens per draft in the evaluation, the same for all cells.
         after: the cell that this one starts from.
     """

@@ -66,9 +66,9 @@ def at_equal_seconds(rows: Sequence[Row], *recipes: str) -> Iterator[Row]:
     between two checkpoints."""
     for design in dict.fromkeys(row["design"] for row in rows):
         curves = [[row for row in rows if (row["curve"], row["design"]) == (each, design)] for each in recipes]
-        if not all(curves):
-            continue
-        shortest = min(curve[-1]["train_seconds"] for curve in curves)
+        shortest = min((curve[-1]["train_seconds"] for curve in curves if curve), default=0.0)
+        if not all(curve and curve[0]["train_seconds"] <= shortest for curve in curves):
+            continue  # one was not trained so far, or had no checkpoint by then
         found: Row = {"equal_seconds": shortest, "design": design}
         for recipe, curve in zip(recipes, curves, strict=True):
             seconds, tokens = ([row[key] for row in curve] for key in ("train_seconds", "tokens_per_step"))

@@ -52,7 +52,7 @@ class CellJob:
 
         An interrupted training resumes from its checkpoint, a finished one is not repeated.
         """
-        cell, request, began = self.cell, self.cell.request, time.monotonic()
+        cell, request = self.cell, self.cell.request
         require_writable(cell.folder)
         if request.threads is not None:
             torch.set_num_threads(request.threads)
@@ -61,7 +61,7 @@ class CellJob:
             progress(f"{cell.name}: {what}", done, total)
 
         out = cell.folder / DRAFTER_FOLDER
-        trained = train_drafter(request, out, report, watch=self._keep)
+        trained, began = train_drafter(request, out, report, watch=self._keep), time.monotonic()
         target = load_target(request)
         tokenizer = load_tokenizer(request.target, request.trust_remote_code)
         net = load_drafter(out, target)
@@ -82,7 +82,7 @@ class CellJob:
             "device": str(target.spec.device),
             "settings": cell.settings(),
             "training": {key: getattr(trained, key) for key in TRAINED},
-            "seconds": time.monotonic() - began,
+            "seconds": trained.seconds + time.monotonic() - began,
             "evaluation": to_mapping(evaluation),
             "bottlenecks": to_mapping(limits),
             "curve": self._curve(target, texts[: cell.evaluation.curve_prompts], plan),

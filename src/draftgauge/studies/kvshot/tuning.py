@@ -152,7 +152,8 @@ class TuneJob:
 
     def identity(self) -> dict[str, Any]:
         training = training_identity(self.request())
-        return {"training": training, "per_task": self.tuning.per_task, "target": self.fingerprint}
+        tuning = {"per_task": self.tuning.per_task, "trials": self.tuning.trials}
+        return {"training": training, "target": self.fingerprint} | tuning
 
     def read(self) -> Tuned | None:
         return read_tuned(tuning_path(self.study, self.variant), self.identity())

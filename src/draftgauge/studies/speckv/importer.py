@@ -227,6 +227,12 @@ def _prompts(rows: list[Row]) -> Ints:
     for row in rows:
         if task_of.setdefault(row.cells["prompt"], row.cells["task"]) != row.cells["task"]:
             raise row.error("this prompt has another task in an earlier run")
+    runs: set[tuple[str, ...]] = set()
+    for row in rows:
+        run = tuple(row.cells[key] for key in ("prompt", "compression", "gamma"))
+        if run in runs:
+            raise row.error("this prompt has an earlier run of the same compression and gamma: keep one of them")
+        runs.add(run)
     index = {name: number for number, name in enumerate(task_of)}
     return np.array([index[row.cells["prompt"]] for row in rows])
 

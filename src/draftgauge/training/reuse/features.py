@@ -82,9 +82,10 @@ def check_disk(folder: Path, needed: int) -> None:
 
 
 def cache_identity(
-    answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan
+    answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """What the features of a cache are of; a cache serves every run with the same answers whose layers it holds."""
+    """What the features of a cache are of, computed in autocast to ``dtype``; a cache serves every run with the same
+    answers whose layers it holds."""
     return {
         "target_fingerprint": answers.description["target_fingerprint"],
         "answers_sha256": answers.sha256,
@@ -92,6 +93,7 @@ def cache_identity(
         "hidden_layers": plan.hidden_layers,
         "kv_layers": plan.kv_layers,
         "conversations": len(conversations),
+        "arithmetic": str(dtype or "the target's own").removeprefix("torch."),
         "compression": answers.description.get("compression", UNCOMPRESSED),
     }
 

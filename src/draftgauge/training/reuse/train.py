@@ -27,7 +27,7 @@ from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, ope
 from draftgauge.training.reuse.request import BLOCK, TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.start import start_attention
-from draftgauge.training.reuse.steps import Report, Training, Watch, autocast
+from draftgauge.training.reuse.steps import Report, Training, Watch, arithmetic, autocast
 from draftgauge.training.world import joined
 
 
@@ -113,7 +113,8 @@ def _features(
 ) -> FeatureSource:
     if job.request.cache is None:
         return OnlineFeatures(target.module, job.config.tap_plan)
-    identity = cache_identity(answers, conversations, job.length, job.cached)
+    dtype = arithmetic(job.request.precision, job.device)
+    identity = cache_identity(answers, conversations, job.length, job.cached, dtype)
     with autocast(job):
         make_cache(job.request.cache, target.module, conversations, identity, progress)
     return CachedFeatures(job.request.cache, target.module, job.config.tap_plan)
