@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from itertools import pairwise
@@ -21,7 +20,6 @@ from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PLAIN, BenchRequest
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.decoding import DecodingSettings
-from draftgauge.policies.registry import complexity_of
 from tiny import save_tiny
 
 NAMES = (PLAIN, "b", "c")
@@ -203,7 +201,3 @@ def test_runs_of_a_folder_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_pa
     refused = pytest.raises(DraftgaugeError, match=r"could be benched; the last was .*are gone$")
     with pytest.warns(UserWarning, match="left out"), refused:
         bench(tmp_path)
-
-
-def test_a_server_may_be_named_by_a_file_that_is_not_here() -> None:
-    assert complexity_of("two-source.json") == math.inf

@@ -157,6 +157,8 @@ def test_costs_measured_again_keep_those_of_batches(run: Path, models: dict[str,
     assert batched is not None
     profile(**(models | SMALL), out=folder, measure=True)
     assert CostCurve.load(folder / COSTS_NAME).batched == batched
+    profile(**(models | SMALL), out=folder, measure=True, engine="modules")
+    assert CostCurve.load(folder / COSTS_NAME).batched is None  # they were of another engine
 
 
 def test_batches_of_an_engine_are_priced_as_measured() -> None:

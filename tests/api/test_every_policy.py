@@ -65,7 +65,7 @@ def test_bench_without_and_with_a_run(models: dict[str, Any], run: Path) -> None
         assert all(row["mismatches"] == 0 and row["tokens_per_second"] > 0 for row in found)
 
 
-def test_bench_of_a_loaded_pair(pair: Pair, models: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_pair(pair: Pair, models: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftgauge.api.bench.load_pair", None)  # nothing is loaded again
     common: dict[str, Any] = {"policies": ("no-draft", "fixed:2"), "rounds": 1, "baselines": False}
     rows = bench(pair, prompts=models["prompts"], max_new_tokens=6, **common, **QUICK)
@@ -74,6 +74,8 @@ def test_bench_of_a_loaded_pair(pair: Pair, models: dict[str, Any], run: Path, m
     for given in ({"folder": run}, {"compression": "int8"}, {"target": models["target"]}):
         with pytest.raises(DraftgaugeError, match=f"leave out {next(iter(given))}, or the pair"):
             bench(pair, **given, **common)
+    with pytest.raises(DraftgaugeError, match="loaded already: leave out compression"):
+        generate(pair, "some words", compression="int8", chat=False)
 
 
 def test_replay(run: Path) -> None:

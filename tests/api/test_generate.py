@@ -13,6 +13,7 @@ from draftgauge.api.generate import generate, generation_row
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
+from draftgauge.integrations.transformers import speculative
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from reuse_nets import saved_drafter
@@ -28,6 +29,10 @@ def test_a_policy_that_was_fitted_on_another_pair_is_named(
     with pytest.warns(UserWarning, match=r"was fitted on another pair \(a-target and no model\)"):
         text, _ = generate(pair, "hello", str(tmp_path / "two.json"), max_new_tokens=4, cost_seconds=0)
     assert text == generate(pair, "hello", "plain", max_new_tokens=4)[0]
+
+
+def test_the_default_policy_is_that_of_speculative() -> None:
+    assert GenerateRequest(prompt="x").policy == speculative.policy == "two-source"
 
 
 def test_the_stream_is_the_result(pair: Pair) -> None:
@@ -70,9 +75,10 @@ def test_tokens_that_the_target_does_not_know_are_refused(pair: Pair, token: int
         generate(pair, [1, token], "plain", max_new_tokens=8)
 
 
-def test_sampling_is_decided_by_the_seed(pair: Pair) -> None:
-    options = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.95}
-    one, same, other = (generate(pair, "hello", "fixed:2", seed=seed, **options)[0] for seed in (1, 1, 2))
+@pytest.mark.parametrize("policy", ["fixed:2", speculative.policy])
+def test_sampling_is_decided_by_the_seed(pair: Pair, policy: str) -> None:
+    options = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.95, "cost_seconds": 0}
+    one, same, other = (generate(pair, "hello", policy, seed=seed, **options)[0] for seed in (1, 1, 2))
     assert one == same
     assert one != other
 

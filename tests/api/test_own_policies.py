@@ -79,8 +79,3 @@ def test_transformers_decode_with_it(models: dict[str, Any]) -> None:
         ours = model.generate(**ids, custom_generate=decode, max_new_tokens=8, do_sample=False)
         assert ours.tolist() == plain.tolist()
         assert max(step.drafted for step in decode.generations[0].steps) == most
-
-
-def test_a_pair_that_is_loaded_leaves_nothing_to_say_of_one(pair: Pair) -> None:
-    with pytest.raises(DraftgaugeError, match="loaded already: leave out compression"):
-        dg.generate(pair, "some words", compression="int8", chat=False)

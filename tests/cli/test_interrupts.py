@@ -109,6 +109,6 @@ def test_rows_are_written_although_standard_output_is_full(tmp_path: Path) -> No
 def test_a_prompt_may_begin_with_a_dash(tmp_path: Path) -> None:
     models = [f"--target={save_tiny(tmp_path / 'target')}", f"--draft={save_tiny(tmp_path / 'draft')}"]
     for words in (["- one\n- two"], ["--", "-one"]):
-        result = draftgauge(["generate", *models, "--max-new-tokens=2", *words])
+        result = draftgauge(["generate", *models, "--max-new-tokens=2", "-p=fixed:1", *words])
         assert result.exit_code == 0, result.stderr
     assert 'Put "--" before a text that begins with a dash' in refusal("generate", "-one", *models)

@@ -65,7 +65,7 @@ def test_prompts_that_a_policy_was_fitted_on_are_counted(run: Path, tmp_path: Pa
 def test_costs_of_another_device_are_pointed_out(tmp_path: Path) -> None:
     result = succeeds("replay", write_run(tmp_path / "run", 8, device="cuda"), "-p", "no-draft")
     assert "warning" in result.stderr
-    assert "measured on cuda, its trace on cpu" in result.message
+    assert "are of lean on cuda, its trace is of lean on cpu" in result.message
 
 
 def refused(kept: Path, *arguments: object) -> str:

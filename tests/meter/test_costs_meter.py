@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,20 +148,33 @@ def test_replay_charges_a_wait_for_each_drafted_token_that_a_policy_looks_at() -
 
 
 def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
-    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[CachedModel, CachedModel], monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(PromptLookupDrafter, "propose", lambda *_: Draft([]))
-    curve = measure(pair[0], PromptLookupDrafter())
+    curve = measure(slow(pair[0], clock, 10.0, 1.0), PromptLookupDrafter(), seconds=20_000.0)
     assert np.shape(curve.verify) == (2, GAMMA_MAX + 1)
     assert min(map(min, curve.verify)) > 0
     assert curve.measured is not None
     assert min(curve.measured.samples) > 0
 
 
-def test_contexts_past_the_models_are_measured_at_their_limit(pair: tuple[CachedModel, CachedModel]) -> None:
-    curve = measure(pair[0], LanguageModelDrafter(pair[1]), contexts=(5, 100, 5000), context_limit=100)
+def test_contexts_past_the_models_are_measured_at_their_limit(
+    pair: tuple[CachedModel, CachedModel], clock: Clock
+) -> None:
+    target, drafter = slow(pair[0], clock, 10.0, 1.0), LanguageModelDrafter(pair[1])
+    curve = measure(target, drafter, contexts=(5, 100, 5000), context_limit=100, seconds=20_000.0)
     assert curve.contexts == (5, 100)
-    assert measure(pair[0], LanguageModelDrafter(pair[1]), context_limit=20).contexts == (20,)
+    assert measure(target, drafter, context_limit=20, seconds=20_000.0).contexts == (20,)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 200.0])
+def test_first_passes_that_are_slow_are_no_samples(
+    pair: tuple[CachedModel, CachedModel], clock: Clock, seconds: float
+) -> None:
+    passes = itertools.count()
+    target = TimedModel(pair[0], clock, lambda tokens: (10.0 if next(passes) < 4 else 1.0) + 0.01 * tokens)
+    curve = measure(target, PromptLookupDrafter(), contexts=(40,), seconds=seconds)
+    assert curve.verify[0][0] == pytest.approx(1.01)
 
 
 def test_models_too_short_to_decode_in_are_refused(pair: tuple[CachedModel, CachedModel]) -> None:

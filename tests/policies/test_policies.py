@@ -115,8 +115,5 @@ def test_bare_fixed_stands_for_every_length() -> None:
     assert names("fixed:2") == ["fixed:2"]
     assert names("no-draft") == names("none") == ["no-draft"]  # its name in earlier versions
     assert make_policy("none", 3) == make_policy("no-draft", 3)
-
-
-def test_a_fixed_length_has_one_name() -> None:
-    names = ("none", "fixed:gamma=4", "fixed", "stopping")
-    assert [fixed_length(current_name(name)) for name in names] == [0, 4, None, None]
+    specs = ("none", "fixed:gamma=4", "fixed", "stopping")
+    assert [fixed_length(current_name(spec)) for spec in specs] == [0, 4, None, None]

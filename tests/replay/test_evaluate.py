@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from curves import linear_costs
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies import make_policy
+from draftgauge.policies import fitted, make_policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design, plain_seconds
 from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay, replay_fixed_all
 from draftgauge.replaying.splits import Design, design_of
+from draftgauge.replaying.verdict import recommended
 from draftgauge.statistics.paired import holm
 from draftgauge.traces.build import select, take
 from draftgauge.traces.trace import Trace
@@ -208,6 +211,12 @@ def test_the_simplest_policy_that_is_level_with_the_fastest_is_recommended(trace
     )
 
 
-def test_a_users_own_policy_is_the_least_simple_one(trace: Trace) -> None:
-    rows = evaluate(trace, COSTS, {"mine": FixedLength(2), "fixed:2": FixedLength(2)})
-    assert {row["policy"] for row in rows if row["recommended"]} == {"fixed:2"}
+FITTED_FILE = str(Path(fitted.__file__).parent / "bundled" / "two-source.json")
+FROM_THE_SIMPLEST = ("no-draft", "fixed:2", "two-source", "two-source, fitted", "speckv", "mine")
+SIMPLER = [*pairwise(FROM_THE_SIMPLEST), ("two-source", FITTED_FILE), (FITTED_FILE, "speckv"), ("speckv", "away.json")]
+
+
+@pytest.mark.parametrize(("simpler", "faster"), SIMPLER)
+def test_of_two_that_are_level_the_simpler_is_recommended(simpler: str, faster: str) -> None:
+    tokens = np.full(9, 10.0)
+    assert recommended({faster: (tokens, 1.0 / tokens), simpler: (tokens, 1.005 / tokens)}, "fixed:2") == simpler

@@ -14,7 +14,6 @@ from draftgauge.serving.counters import (
     read_counts,
     served_models,
     standard_errors,
-    tokens_per_step,
 )
 from draftgauge.serving.endpoint import ServerError, fetch_json
 from draftgauge.serving.prometheus import Sample, parse_metrics
@@ -36,12 +35,6 @@ def test_both_servers_count_alike() -> None:
     page = vllm_metrics(10, 20, 8, (6, 2)) + vllm_metrics(30, 60, 12, (9, 3)).replace('engine="0"', 'engine="1"')
     with serving({"/metrics": (200, page)}) as url:  # engines of one server are added
         assert read_counts("vllm", url) == SpeculationCounts(40, 80, 20, (15, 5))
-
-
-def test_survival_gives_the_tokens_of_every_length() -> None:
-    counts = SpeculationCounts(100, 300, 110, (60, 35, 15))
-    assert counts.survival() == (0.6, 0.35, 0.15)
-    assert tokens_per_step(counts.survival()) == pytest.approx([1, 1.6, 1.95, 2.1])
 
 
 def test_errors_are_those_of_the_accepted_tokens() -> None:

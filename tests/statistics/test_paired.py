@@ -66,10 +66,6 @@ def test_pairing_removes_what_prompts_share() -> None:
     assert gain == pytest.approx((0.1, 0.1, 0.1, 2 / 2001))
     alone, base = ratio_interval(tokens, faster), ratio_interval(tokens, seconds)
     assert alone.low < base.high
-
-
-def test_nothing_against_itself() -> None:
-    tokens, seconds = sample(4)
     assert paired_gain(tokens, seconds, tokens, seconds) == (0.0, 0.0, 0.0, 1.0)
 
 
@@ -105,10 +101,6 @@ def test_the_p_value_of_few_prompts_is_that_of_all_exchanges() -> None:
     assert 0.03 < np.mean(np.array(p_values) <= 0.05) <= 0.06
 
 
-def test_a_ratio_with_nothing_below_is_not_a_number() -> None:
-    assert np.isnan(ratio_interval([0, 0], [0, 0])).all()
-
-
 def test_holm_on_a_case_worked_by_hand() -> None:
     # Sorted: .005 x 4, .01 x 3, .03 x 2 and then .04 x 1, which may not fall below the one before it.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
@@ -120,7 +112,8 @@ def test_holm_on_a_case_worked_by_hand() -> None:
     assert holm([]) == []
 
 
-def test_a_single_prompt_has_no_interval() -> None:
+def test_a_single_prompt_has_no_interval_and_nothing_over_nothing_no_ratio() -> None:
+    assert np.isnan(ratio_interval([0, 0], [0, 0])).all()
     for found, estimate in ((ratio_interval([6.0], [2.0]), 3.0), (paired_gain([6.0], [2.0], [6.0], [3.0]), 0.5)):
         assert found.estimate == pytest.approx(estimate)
         assert np.isnan(found[1:]).all()

@@ -28,6 +28,8 @@ def test_step_seconds_interpolates_and_clamps() -> None:
     seconds = CURVE.step_seconds(np.asarray([0, 1, 2, 2, 2]), np.asarray([100, 200, 300, 5, 9999]))
     np.testing.assert_allclose(seconds, [4.25, (6.25 + 11.25) / 2, 14.25, 8.25, 14.25])
     assert CURVE.step_seconds(np.arange(3)[:, None], np.asarray([100, 300])).shape == (3, 2)
+    one = replace(CURVE, contexts=(100,), **{name: getattr(CURVE, name)[:1] for name in ("verify", "draft", "plain")})
+    np.testing.assert_allclose(one.step_seconds(1, np.asarray([1, 500])), [6.25, 6.25])
 
 
 def test_a_step_is_drafting_and_verifying() -> None:
@@ -35,11 +37,6 @@ def test_a_step_is_drafting_and_verifying() -> None:
     assert float(CURVE.draft_seconds(2, 200)) == 3.0
     assert float(CURVE.step_seconds(1, 100, appended=1)) == 1.0 + 6.25
     assert float(CURVE.step_seconds(2, 100, appended=-1)) == 2.0 + 5.25
-
-
-def test_step_seconds_of_one_context() -> None:
-    one = replace(CURVE, contexts=(100,), **{name: getattr(CURVE, name)[:1] for name in ("verify", "draft", "plain")})
-    np.testing.assert_allclose(one.step_seconds(1, np.asarray([1, 500])), [6.25, 6.25])
 
 
 @pytest.mark.parametrize("gamma", [3, -1])
@@ -70,13 +67,6 @@ def test_cost_ratio_is_drafting_one_token_over_verifying_one() -> None:
     assert block.cost_ratio() == pytest.approx(3.0 / 8.25)
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
-    CURVE.save(path)
-    assert CostCurve.load(path) == CURVE
-    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -105,7 +95,7 @@ def test_a_curve_that_cannot_have_been_measured_is_refused(
         CostCurve.load(path)
 
 
-@pytest.mark.parametrize(("name", "other"), [("compression", "nf4"), ("engine", "modules"), ("pair", "a+b")])
+@pytest.mark.parametrize(("name", "other"), [("compression", "nf4"), ("pair", "a+b")])
 def test_costs_of_something_else_than_the_trace_are_refused(tmp_path: Path, name: str, other: str) -> None:
     manifest = synthetic_manifest(1, gamma_max=2, max_new_tokens=8)
     manifest.save(tmp_path)

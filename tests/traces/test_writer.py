@@ -160,7 +160,7 @@ def test_tokens_of_another_tokenizer_do_not_join(tmp_path: Path, monkeypatch: py
     assert read_trace(run).prompts == WHOLE.prompts
 
 
-def test_shards_without_manifest_or_of_another_run_are_not_removed(tmp_path: Path) -> None:
+def test_places_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "other"
     record_run(other, manifest=replace(MANIFEST, drafter="prompt_lookup"))
     (other / "manifest.json").unlink()
@@ -172,6 +172,8 @@ def test_shards_without_manifest_or_of_another_run_are_not_removed(tmp_path: Pat
     with pytest.raises(TraceError, match=r"positions-00000\.parquet belongs to another run"):
         TraceWriter(other, MANIFEST)
     assert len(shard_paths(other)) == 4
+    with pytest.raises(DraftgaugeError, match="is a file where a folder is needed"):
+        TraceWriter(other / "manifest.json" / "run", MANIFEST)
 
 
 def test_a_run_is_extended_by_more_prompts_of_the_same_file(tmp_path: Path) -> None:
@@ -195,9 +197,3 @@ def test_a_prompt_is_recorded_once(tmp_path: Path) -> None:
         for index in (0, 2):  # in a shard, and in memory
             with pytest.raises(AssertionError):
                 writer.add(RECORDS[index])
-
-
-def test_unwritable_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(DraftgaugeError, match="is a file where a folder is needed"):
-        TraceWriter(tmp_path / "file" / "run", MANIFEST)

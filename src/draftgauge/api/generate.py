@@ -45,7 +45,8 @@ def generate(
     """Decode one prompt and return the text and how it came about.
 
     The output is that of plain decoding: the same tokens when greedy, the same distribution when sampled.
-    ``generate(pair, "a prompt", policy="fixed:4")`` decodes with a pair that is loaded already.
+    ``generate(pair, "a prompt", policy="fixed:4")`` decodes with a pair that is loaded already. The default policy
+    weighs what a step costs: for a pair that is new to this machine that is measured first, in about ``cost_seconds``.
 
     Args:
         request: the prompt, as text or as token ids taken as they are, and how to decode it.
@@ -76,9 +77,7 @@ def generate(
     if plain and pair is None:
         spec = replace(spec, target=target_of(spec), drafter=NO_MODEL, draft=None)
     pair = pair or load_pair(spec)
-    store = None
-    if request.datastore is not None:
-        store = open_store(request.datastore, vocabulary_digest(pair.tokenizer))
+    store = None if request.datastore is None else open_store(request.datastore, vocabulary_digest(pair.tokenizer))
     sampling = sampling_of(request.sampling, pair.target_name)
     generator = pair.generator(sampling, request.randomness.seed)
     settings = replace(settings, sampling=sampling, end_tokens=pair.end_tokens, detokenize=pair.tokenizer.decode)

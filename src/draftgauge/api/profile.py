@@ -45,6 +45,7 @@ from draftgauge.replaying.hindsight import hindsight_optimum
 from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
+from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import TraceWriter
 
@@ -142,7 +143,7 @@ def record_runs(
             )
             raise
     for name, folder in folders.items() if known is None else ():
-        _say_how_answers_look(name, read_run(folder)[0], end_tokens)
+        _say_how_answers_look(name, read_trace(folder), end_tokens)
     return list(folders.values())
 
 

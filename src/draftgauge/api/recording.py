@@ -48,9 +48,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
     device = pair.target.spec.device
     fingerprints = pair.fingerprints()
     machine = environment()
-    outputs = None
-    if request.outputs is not None:
-        outputs = OutputsEntry(str(request.outputs), file_sha256(request.outputs))
+    outputs = None if request.outputs is None else OutputsEntry(str(request.outputs), file_sha256(request.outputs))
 
     def entry(role: str, model: Any, attention: str, compression: str) -> ModelEntry:
         source, fingerprint = pair.target_name if role == "target" else pair.draft_name, fingerprints[role]
@@ -172,13 +170,13 @@ def measure_pair(
         vocabulary=vocabulary_digest(pair.tokenizer),
         sampling=sampling_of(request.sampling, pair.target_name),
     )
-    manifest = Manifest.load(run)
     curve = measured(pair, plan, request.randomness.seed, progress)
     experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
-    curve = replace(curve, pair=pair_fingerprint(manifest), engine=manifest.target.engine, experts=experts)
+    curve = replace(curve, pair=pair_fingerprint(Manifest.load(run)), experts=experts)
     with suppress(TraceError):  # what batches cost is kept until it is measured again
         before = run_costs(run)
-        curve = replace(curve, batched=None if before.device != curve.device else before.batched)
+        same = (before.device, before.engine) == (curve.device, curve.engine)
+        curve = replace(curve, batched=before.batched if same else None)
     curve.save(run / COSTS_NAME)
     if not request.batches:
         return

@@ -8,7 +8,7 @@ from typing import Any
 from draftgauge.api.datastore import read_stored
 from draftgauge.api.policies import default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.api.runs import read_run, select_runs, warn
+from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.fitting.tuning import tune_rivals
@@ -58,20 +58,13 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
         policies = expanded(named, manifest.gamma_max)
         trace, costs = read_run(run, request.judged.tasks)
         design = design_for(policies, run, manifest, trace, request.judged.split)
-        if costs.device != manifest.device:
-            warn(
-                f"the costs in {run} were measured on {costs.device}, its trace on {manifest.device}: seconds are "
-                f"those of {costs.device}"
-            )
         if request.batches:
             # Plain decoding and every fixed length are compared anyway.
             others = tuple(spec for spec in map(current_name, request.policies) if spec not in ("fixed", "no-draft"))
             rows += batch_rows(design.trace, costs, request.batches, (*others, *WHOLE_BATCH))
             continue
-        stored = None
-        if request.datastore is not None:
-            judged = [prompt.prompt_token for prompt in design.trace.prompts]
-            stored = read_stored(request.datastore, costs.vocabulary, judged)
+        judged = [prompt.prompt_token for prompt in design.trace.prompts]
+        stored = None if request.datastore is None else read_stored(request.datastore, costs.vocabulary, judged)
         made = with_objects({p.spec: p.make(trace.gamma_max, costs) for p in policies}, objects)
         if default:
             made = {name: policy for name, policy in made.items() if can_replay(trace, policy)}

@@ -35,7 +35,13 @@ def only_run(folder: Path) -> tuple[Path, Manifest]:
 
 
 def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, CostCurve]:
-    return read_trace(run, tasks), run_costs(run)
+    """The trace and the costs of a run; warns of costs that were measured on another device or engine."""
+    trace, costs, manifest = read_trace(run, tasks), run_costs(run), Manifest.load(run)
+    engine = manifest.target.engine
+    measured, recorded = f"{costs.engine or engine} on {costs.device}", f"{engine} on {manifest.device}"
+    if measured != recorded:
+        warn(f"the costs in {run} are of {measured}, its trace is of {recorded}: seconds are those of {measured}")
+    return trace, costs
 
 
 def fingerprints_of(manifest: Manifest) -> dict[str, str | None]:

@@ -39,8 +39,7 @@ def fit_logistic(terms: Floats, outcomes: NDArray[np.bool_]) -> tuple[Floats, fl
 
 def judged_tokens(trace: Trace) -> NDArray[np.bool_]:
     """``[P, G]`` the drafted tokens that a verification judges: the accepted ones and the first rejected one."""
-    depth = np.arange(1, trace.gamma_max + 1)
-    return depth <= np.minimum(trace.accepted + 1, draft_caps(trace))[:, None]
+    return np.arange(1, trace.gamma_max + 1) <= np.minimum(trace.accepted + 1, draft_caps(trace))[:, None]
 
 
 def accepted_by_depth(traces: Sequence[Trace]) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import DIGITS, accepted_by_depth, common_gamma_max, fit_logistic
 from draftgauge.policies.base import Policy
-from draftgauge.policies.fitted import FittedPolicy, fitted_policy
+from draftgauge.policies.fitted import FITTED_HERE, FittedPolicy, fitted_policy
 from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stopping import logit
 from draftgauge.policies.two_source import SIGNALS, TWO_SOURCE, LookupNumbers, TwoSource, TwoSourceNumbers, lookup_terms
@@ -27,7 +27,7 @@ from draftgauge.traces.trace import Trace
 
 Floats = NDArray[np.float64]
 
-FITTED = f"{TWO_SOURCE}, fitted"
+FITTED = TWO_SOURCE + FITTED_HERE
 """The setting whose numbers were fitted to the drafter, as ``draftgauge fit`` does."""
 TAIL_WEIGHTS = (0.0, 0.3, 1.0)
 

@@ -120,6 +120,7 @@ def measure_costs(
     benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
     runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
     schedule = _schedule(benches, plan, time.perf_counter() - begun)
+    benches[0].samples.clear()  # the first steps may be slow for being the first
     expected = max(plan.seconds, schedule.seconds, 1e-9)
     rounds, took = 0, list[float]()
     while True:
@@ -132,7 +133,7 @@ def measure_costs(
         took, spent = [*took, now - started][-len(IDLE_RUNS) :], now - begun  # rounds of every kind
         if spent + max(took) > plan.seconds:
             break
-        if rounds == 1:  # the first steps may have been slow for being the first
+        if rounds == 1:
             again = _schedule(benches, plan, spent)
             schedule = max(schedule, again, key=lambda each: (len(each.benches), len(each.lengths)))
         if rounds % SURE_ROUNDS == 0:

@@ -32,8 +32,7 @@ class CumulativeConfidence(PolicyBase):
         return self._product >= self.threshold
 
     def lengths(self, signals: SignalArrays) -> NDArray[np.int64]:
-        products = np.cumprod(signals.confidence, axis=1, dtype=np.float64)
-        return first_stop(products < self.threshold, self.gamma)
+        return first_stop(np.cumprod(signals.confidence, axis=1, dtype=np.float64) < self.threshold, self.gamma)
 
 
 @register_policy(

@@ -15,6 +15,7 @@ from draftgauge.policies.base import Policy
 from draftgauge.traces.costs import CostCurve
 
 FITTED_SUFFIX = ".json"
+FITTED_HERE = ", fitted"  # behind the name of a policy with numbers fitted for a comparison, of which there is no file
 LARGEST = 1e4  # of a fitted number, either way
 FILE = Artefact("draftgauge-policy", 2, "fitted policy", "fit it with `draftgauge fit RUN --policy NAME --out FILE`")
 

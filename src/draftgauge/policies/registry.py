@@ -17,7 +17,7 @@ from draftgauge.core.config import convert, type_name
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
 from draftgauge.policies.checks import require_costs
-from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted, policy_of_file
+from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX, is_fitted, load_fitted, policy_of_file
 from draftgauge.traces.costs import CostCurve
 
 NO_DRAFT = "no-draft"
@@ -123,7 +123,7 @@ def grid_specs(name: str) -> Iterator[str]:
 def complexity_of(spec: str) -> float:
     """How many numbers of a policy are tuned or fitted; infinite for a user's own."""
     there = spec.endswith(FITTED_SUFFIX) and is_fitted(Path(spec))  # a server may be named by a file that lies with it
-    entry = entry_of(load_fitted(Path(spec)).policy if there else spec)
+    entry = entry_of(load_fitted(Path(spec)).policy if there else spec.removesuffix(FITTED_HERE))
     return math.inf if entry is None else entry.complexity
 
 

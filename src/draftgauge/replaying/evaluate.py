@@ -118,7 +118,6 @@ def evaluate(
     fixed, bound = all_fixed[best_gamma], outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs)
     rival = None if against.best_rival is None else outcomes[against.best_rival]
     plain, grams, conversation = plain_seconds(trace, costs), prompt_gram_counts(trace), conversations(trace)
-    ratio = costs.cost_ratio()
     rows: list[Row] = []
     for name, outcome in outcomes.items():
         for task, mask in task_masks(trace):
@@ -143,7 +142,7 @@ def evaluate(
                 "compression": trace.compression,
                 "task": task,
                 "split": split,
-                "cost_ratio": ratio,
+                "cost_ratio": costs.cost_ratio(),
                 "cost_doubt": costs.doubt() or None,
                 "tuned": name in against.tuned,
                 "prompts": int(mask.sum()),
@@ -172,9 +171,8 @@ def evaluate(
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([cast(float, row["p_value"]) for row in tested]), strict=True):
             row["p_holm"] = adjusted
-    best = fixed_name(best_gamma)
     candidates = {name: it for name, it in outcomes.items() if name not in BOUNDS}
-    chosen = recommended(totals(candidates, conversation), best, resamples) if candidates else None
+    chosen = recommended(totals(candidates, conversation), fixed_name(best_gamma), resamples) if candidates else None
     for row in rows:
         row["recommended"] = row["policy"] == chosen
     return rows

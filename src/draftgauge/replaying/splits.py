@@ -138,6 +138,5 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
         why = "a policy was fitted on some of these prompts, so test prompts are to judge it on, but " if seen else ""
     elif split == TEST and not seen and only_test(trace):
         return Design(TEST, trace, None)
-    judged_alone = split in (TRAIN, EVERYTHING)
     judged = split_trace(trace, split, why=why)
-    return Design(split, judged, None if judged_alone else split_trace(trace, TRAIN))
+    return Design(split, judged, None if split in (TRAIN, EVERYTHING) else split_trace(trace, TRAIN))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
 from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
 from draftgauge.replaying.rows import sum_by_prompt
 from draftgauge.replaying.simulate import Replay
@@ -139,7 +140,8 @@ def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> d
 
 def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
     """The name of the simplest policy that is level with the fastest one (:func:`is_level`): of the fewest tuned or
-    fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`), the faster one of equals.
+    fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`); of equals one with the numbers it is shipped
+    with, which needs no fit, then the faster one.
 
     Args:
         timed: tokens and seconds ``[conversations]`` of the same prompts, by the spec of the policy.
@@ -152,4 +154,5 @@ def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = T
     speeds = {name: float(np.sum(tokens) / np.sum(seconds)) for name, (tokens, seconds) in candidates.items()}
     fastest = candidates[max(speeds, key=speeds.__getitem__)]
     level = [name for name, of in candidates.items() if is_level(paired_gain(*of, *fastest, resamples=resamples))]
-    return min(level, key=lambda name: (0 if name in NOT_DRAFTING else complexity_of(name), -speeds[name]))
+    numbers = {name: 0 if name in NOT_DRAFTING else complexity_of(name) for name in level}
+    return min(level, key=lambda name: (numbers[name], name.endswith((FITTED_SUFFIX, FITTED_HERE)), -speeds[name]))

@@ -164,13 +164,15 @@ def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | Non
 
 def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
     """SGLang's latest means, as if all tokens that it has generated had been decoded like these: ``spec_accept_length``
-    committed tokens a step, ``spec_accept_rate`` accepted ones of those drafted."""
-    shown = {sample.name: sample.value for sample in samples}
+    committed tokens a step, ``spec_accept_rate`` accepted ones of those drafted; of several ranks, the mean of those
+    that are not idle, which show 0."""
     names = ("sglang:generation_tokens_total", "sglang:spec_accept_length", "sglang:spec_accept_rate")
-    generated, length, rate = (shown.get(name, 0.0) for name in names)
+    shown = [[sample.value for sample in samples if sample.name == name] for name in names]
+    generated = sum(shown[0])
+    length, rate = (sum(values) / max(1, np.count_nonzero(values)) for values in shown[1:])
     if not (0 <= generated <= MAX_COUNT and 0 <= length <= MAX_COUNT and 0 <= rate <= 1):
         raise DraftgaugeError(f"{' and '.join(names)} are {generated:g}, {length:g} and {rate:g}, which cannot be")
-    if names[1] not in shown:
+    if not shown[1]:
         return None
     if length > 1 and rate == 0:
         raise DraftgaugeError(f"{names[1]} is {length:g}, and {names[2]} is not shown or 0, so that drafts are unknown")

@@ -125,5 +125,4 @@ def difference(counts: Counts, base: Counts, measure: Measure) -> Interval:
 
 def _interval_of(values: Floats, counts: Counts) -> Interval:
     """Of an estimate and its resamples ``[1 + resamples]``; a single prompt says nothing of how prompts differ."""
-    resampled = values[1:] if counts.reached.shape[1] > 1 else np.empty(0)
-    return interval_of(float(values[0]), resampled)
+    return interval_of(float(values[0]), values[1:] if counts.reached.shape[1] > 1 else np.empty(0))

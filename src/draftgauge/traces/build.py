@@ -50,8 +50,7 @@ def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
 
 def remaining_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """``[P]`` rows from each row to the end of its prompt, itself included."""
-    ends = np.repeat(offsets[1:], np.diff(offsets))
-    return ends - np.arange(offsets[-1])
+    return np.repeat(offsets[1:], np.diff(offsets)) - np.arange(offsets[-1])
 
 
 def conversations(trace: Trace) -> NDArray[np.int64]:

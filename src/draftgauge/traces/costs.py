@@ -197,10 +197,9 @@ class CostCurve:
 
 
 def run_costs(run: Path) -> CostCurve:
-    """The cost curve of a recorded run."""
+    """The cost curve of a recorded run, which may be of another device or engine than its trace."""
     curve, manifest = CostCurve.load(run / COSTS_NAME), Manifest.load(run)
-    recorded = {"compression": manifest.target.compression, "engine": manifest.target.engine}
-    for name, value in (recorded | {"pair": pair_fingerprint(manifest)}).items():
+    for name, value in (("compression", manifest.target.compression), ("pair", pair_fingerprint(manifest))):
         mine = getattr(curve, name)
         if mine and mine != value:
             raise TraceError(f"{run / COSTS_NAME} is of {name} {mine}, the trace of {name} {value}; {AGAIN}")

@@ -228,7 +228,11 @@ class GenerateRequest:
     """Decode a prompt with speculation and stream the text."""
 
     prompt: str | tuple[int, ...] = option(positional=True, help="the prompt; '-' reads it from standard input.")
-    policy: str = option("fixed:4", short="-p", help="how far to draft; 'plain' decodes without speculation.")
+    policy: str = option(
+        "two-source",
+        short="-p",
+        help="how far to draft; 'two-source' first measures a new pair's step costs; 'plain' decodes without drafts.",
+    )
     pair: PairSpec = PairSpec()
     output: OutputSpec = OutputSpec()
     drafts: DraftSpec = DraftSpec()
