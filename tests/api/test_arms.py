@@ -19,7 +19,9 @@ from draftgauge.api.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PLAIN, BenchRequest
 from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.decoding import DecodingSettings
+from draftgauge.policies.base import PolicyBase, Step
 from tiny import save_tiny
 
 NAMES = (PLAIN, "b", "c")
@@ -161,6 +163,29 @@ def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(t
     assert len(rows) == 5
     for name, row in rows.items():
         assert (row["tokens_per_second"] is not None and row["gain"] is not None) == (name == PLAIN), row
+
+
+def test_outputs_without_any_timed_token_are_an_error() -> None:
+    """Those of servers, which time no first token."""
+    arms = [Arm(name, Mock(), [[ArmRun([1], 1, 0, 0.0, 0.1)]]) for name in (PLAIN, "fixed:4")]
+    with pytest.raises(DraftgaugeError, match="no output has a token that was timed"):
+        bench_rows(arms, PROMPTS[:1], "uncompressed")
+
+
+def test_a_policy_that_learns_begins_every_round_anew(tmp_path: Path) -> None:
+    class Longer(PolicyBase):
+        reads, gamma = NO_SIGNALS, 1
+
+        def observe(self, step: Step) -> None:
+            self.gamma += 1
+
+    folder = save_tiny(tmp_path)
+    pair, prompts = load_pair(folder, folder, device="cpu"), [BenchPrompt([5, 6, 7], "a"), BenchPrompt([9], "a")]
+    arms = [own_arm(pair, DecodingSettings(12), "longer", Longer())]
+    bench_arms(arms, prompts, 2, np.random.default_rng(0), lambda done, total: None)
+    first, second = arms[0].runs
+    assert [run.steps for run in first] == [4, 4]  # drafts of 1, 2, 3 and 2 tokens
+    assert second[0].steps == second[1].steps < 4
 
 
 @pytest.mark.parametrize("fails_at", [0, 4])

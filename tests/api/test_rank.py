@@ -184,6 +184,15 @@ def test_what_is_modelled_of_live_decoding_is_of_the_prompts_that_bench_decodes(
     assert np.flatnonzero(module._decoded(trace, 3)).tolist() == [16, 17, 19]
 
 
+def test_drafters_measured_with_several_engines_are_not_compared(asked, tmp_path: Path) -> None:
+    given = asked | {"out": tmp_path}
+    dg.rank(**given | {"drafters": ("lookup",), "engine": "lean"})
+    kept = pytest.warns(UserWarning, match="stay those of lean on cpu: pass --measure for those of modules on cpu")
+    with kept, pytest.raises(DraftgaugeError, match="lean on cpu and modules on cpu: rank again with --measure"):
+        dg.rank(**given, engine="modules")
+    assert dg.rank(**given, engine="modules", measure=True)[0]["rank"] == 1
+
+
 def test_costs_of_an_engine_take_the_place_of_those_measured(asked, ranked, tmp_path: Path) -> None:
     rows = ranked[1]
     run = next(Path(row["run"]) for row in rows if row.get("run") and row["drafter"] == "lookup")

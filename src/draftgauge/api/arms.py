@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +49,7 @@ class Arm:
     """One way of decoding, with all its runs by prompt and round.
 
     An ``outside`` arm is another library's: if it fails, its error is kept in ``failed`` and the others continue.
+    ``restart`` makes it forget what it has learned of earlier prompts.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Arm:
     runs: list[list[ArmRun]] = field(default_factory=list)
     outside: bool = False
     failed: str = ""
+    restart: Callable[[], None] = lambda: None
 
     def run(self, prompt: list[int]) -> list[ArmRun]:
         """One run; empty if an outside arm fails or has failed before."""
@@ -79,18 +82,22 @@ def own_arm(
     """Decode with the pair's engine under a policy, or plainly: the baseline of every comparison. Arms may share a
     drafter, which on a GPU then records its passes once.
     """
-    drafter = drafter or (None if policy is None else pair.drafter())
+    drafter, learning = drafter or (None if policy is None else pair.drafter()), deepcopy(policy)
+
+    def restart() -> None:
+        nonlocal learning
+        learning = deepcopy(policy)
 
     def decode(prompt: list[int]) -> ArmRun:
-        if policy is None or drafter is None:
+        if learning is None or drafter is None:
             g = plain_decode(pair.target, prompt, settings)
         else:
-            g = speculative_decode(pair.target, drafter, policy, prompt, settings)
+            g = speculative_decode(pair.target, drafter, learning, prompt, settings)
         text = sum(step.accepted_text for step in g.steps)
         draft = sum(step.accepted for step in g.steps) - text
         return ArmRun(g.tokens, len(g.steps), len(g.tokens), g.decode_seconds, g.prefill_seconds, draft, text)
 
-    return Arm(name, decode)
+    return Arm(name, decode, restart=restart)
 
 
 def bench_arms(
@@ -105,8 +112,9 @@ def bench_arms(
     of, in their order: all, unless ``seconds`` were over in the first round.
 
     The order of the arms is drawn anew for every prompt and round: caches that one leaves warm would else always help
-    the same next one. All arms decode the first prompt once beforehand, which is not counted. With ``seconds``
-    prompts of all tasks take turns, and none but the first is begun after that time.
+    the same next one. All arms decode the first prompt once beforehand, which is not counted, and begin each round as if
+    they had decoded nothing. With ``seconds`` prompts of all tasks take turns, and none but the first is begun after
+    that time.
     """
     begun, prompts = time.monotonic(), list(prompts if seconds is None else in_turn(prompts))
     for index in rng.permutation(len(arms)):
@@ -124,6 +132,8 @@ def bench_arms(
                 arm.runs = [runs[:whole] for runs in arm.runs]
             break
         for index in rng.permutation(len(arms)):
+            if number == 0:
+                arms[index].restart()
             arms[index].runs[number] += arms[index].run(prompt.tokens)
         progress(done + 1, len(visits))
     return prompts

@@ -176,7 +176,7 @@ def _bench_run(
     unseen = {p.index for p, own in zip(trace.prompts, splits, strict=True) if split in (None, own)}
     pair = load_pair_of(manifest, request.pair)
     warn_of_other_pairs(compared.named, pair.fingerprints())
-    if recorded and (was := costs.engine or manifest.target.engine) != (now := pair.target.spec.engine):
+    if recorded and (was := costs.engine) != (now := pair.target.spec.engine):
         warn(f"the costs in {run} are of the engine {was}, and here {now} decodes: measure them again")
     prompts = prompts_of(run, manifest, pair.encoder, replace(request.prompts, split=None), unseen)
     decoded = {prompt.index for prompt, _ in prompts}

@@ -11,6 +11,7 @@ import numpy as np
 
 from draftgauge.api.arms import Arm, BenchPrompt
 from draftgauge.api.requests import PLAIN
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import command_line
 from draftgauge.policies.registry import FIXED
 from draftgauge.replaying.evaluate import ALL_TASKS
@@ -70,6 +71,8 @@ def bench_rows(
         best = fastest([arm for arm in arms if arm.name.startswith(FIXED)], range(len(prompts)))
         over = Reference(PLAIN, NO_FIXED) if best is None else Reference(best.name, SAME_RUNS)
     own = {arm.name: timed(arm, range(len(prompts))) for arm in arms if not arm.outside}
+    if not any(sum(tokens) for tokens, _ in own.values()):
+        raise DraftgaugeError("no output has a token that was timed: ask for longer ones with --max-new-tokens")
     # Of lengths that were asked for by name each may be the best.
     best_setting = recommended(own, "" if over.chosen_from == ASKED else over.arm)
     rows: list[dict[str, Any]] = []

@@ -24,7 +24,7 @@ from draftgauge.api.recording import (
     record_missing,
 )
 from draftgauge.api.requests import ProfileRequest, SamplingSpec
-from draftgauge.api.runs import read_run, warn
+from draftgauge.api.runs import read_run, warn, warn_of_other_costs
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError
@@ -126,6 +126,7 @@ def record_runs(
                 for name, writer in writers.items():
                     finished = writer.manifest.complete and not missing_prompts(writer, encoded)
                     if finished and has_costs(writer, request) and not request.costs.measure:
+                        warn_of_other_costs(writer.folder, manifests[name])
                         continue
                     if pair.compression != name:
                         del pair  # two targets may not fit

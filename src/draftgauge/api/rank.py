@@ -236,7 +236,10 @@ def _comparable(runs: Mapping[str, Path], given: Mapping[str, CostCurve]) -> dic
         warn(f"{len(shared)} of {max(map(len, outputs.values()))} prompts have the same output in every run, and count")
     if not shared:
         raise TraceError("the runs have no output in common: rank into a new folder")
-    costs = given or on_one_target({drafter: run_costs(run) for drafter, run in runs.items()})
+    measured = given or {drafter: run_costs(run) for drafter, run in runs.items()}
+    if len(places := {f"{of.engine} on {of.device}" for of in measured.values()}) > 1:
+        raise DraftgaugeError(f"costs were measured with {' and '.join(sorted(places))}: rank again with --measure")
+    costs = given or on_one_target(measured)
     return {
         drafter: (select(trace, [(p.index, p.prompt_token) in shared for p in trace.prompts]), costs[drafter])
         for drafter, trace in traces.items()

@@ -37,11 +37,18 @@ def only_run(folder: Path) -> tuple[Path, Manifest]:
 def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, CostCurve]:
     """The trace and the costs of a run; warns of costs that were measured on another device or engine."""
     trace, costs, manifest = read_trace(run, tasks), run_costs(run), Manifest.load(run)
-    engine = manifest.target.engine
-    measured, recorded = f"{costs.engine or engine} on {costs.device}", f"{engine} on {manifest.device}"
+    measured, recorded = f"{costs.engine} on {costs.device}", f"{manifest.target.engine} on {manifest.device}"
     if measured != recorded:
         warn(f"the costs in {run} are of {measured}, its trace is of {recorded}: seconds are those of {measured}")
     return trace, costs
+
+
+def warn_of_other_costs(run: Path, asked: Manifest) -> None:
+    """Warn where a finished run keeps costs of another engine or device than what is asked for now."""
+    costs = run_costs(run)
+    kept, now = f"{costs.engine} on {costs.device}", f"{asked.target.engine} on {asked.device}"
+    if kept != now:
+        warn(f"the costs in {run} stay those of {kept}: pass --measure for those of {now}")
 
 
 def fingerprints_of(manifest: Manifest) -> dict[str, str | None]:

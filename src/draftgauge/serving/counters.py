@@ -169,7 +169,7 @@ def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
     names = ("sglang:generation_tokens_total", "sglang:spec_accept_length", "sglang:spec_accept_rate")
     shown = [[sample.value for sample in samples if sample.name == name] for name in names]
     generated = sum(shown[0])
-    length, rate = (sum(values) / max(1, np.count_nonzero(values)) for values in shown[1:])
+    length, rate = (sum(values) / max(1, len(list(filter(None, values)))) for values in shown[1:])
     if not (0 <= generated <= MAX_COUNT and 0 <= length <= MAX_COUNT and 0 <= rate <= 1):
         raise DraftgaugeError(f"{' and '.join(names)} are {generated:g}, {length:g} and {rate:g}, which cannot be")
     if not shown[1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -203,7 +203,7 @@ def run_costs(run: Path) -> CostCurve:
         mine = getattr(curve, name)
         if mine and mine != value:
             raise TraceError(f"{run / COSTS_NAME} is of {name} {mine}, the trace of {name} {value}; {AGAIN}")
-    return curve
+    return replace(curve, engine=curve.engine or manifest.target.engine)
 
 
 def pair_fingerprint(manifest: Manifest) -> str:
