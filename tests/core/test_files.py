@@ -4,6 +4,7 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,34 +56,29 @@ def test_lines_are_whole_behind_one_that_a_kill_has_cut(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").splitlines() == ["one", "zwölf", "three", "fo", "five"]
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_full_disk_keeps_the_old_file_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+GO_ON = r"no space left on the disk while writing .*a\.bin.*run the same command again"
+
+
+@pytest.mark.parametrize(
+    ("owner", "step", "error", "said"),
+    [(os, "fsync", FULL, GO_ON), (Path, "replace", FULL, GO_ON), (os, "fsync", KeyboardInterrupt(), "^$")],
+)
+def test_a_full_disk_or_an_interrupt_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, error: BaseException, said: str
 ) -> None:
     path = tmp_path / "a.bin"
     atomic_write_bytes(path, b"old")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), full)
-    with pytest.raises(
-        DraftgaugeError, match=r"no space left on the disk while writing .*a\.bin.*run the same command again"
-    ):
+    monkeypatch.setattr(owner, step, fail)
+    with pytest.raises((DraftgaugeError, KeyboardInterrupt), match=said):
         atomic_write_bytes(path, b"new")
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_interrupt_leaves_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        atomic_write_bytes(tmp_path / "a", b"new")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:

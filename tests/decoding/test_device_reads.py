@@ -192,17 +192,20 @@ def test_a_model_on_a_gpu_is_static_and_graphs_are_captured_when_a_pass_comes_ag
     assert (counts.captures, counts.launches["graph"]) == (0, 0)
 
 
-def test_where_no_graph_can_be_recorded_passes_are_launched(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def refusing() -> Iterator[None]:
-        try:
-            yield
-            raise RuntimeError("operation not permitted\nwhen capturing")
-        finally:
-            raise RuntimeError("the capture is invalid")
+@contextmanager
+def failing(error: Exception) -> Iterator[None]:
+    """A recording that fails, and then cannot be ended."""
+    try:
+        yield
+        raise error
+    finally:
+        raise RuntimeError("the capture is invalid")
 
+
+def test_where_no_graph_can_be_recorded_passes_are_launched(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     restored: list[str] = []
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: refusing())
+    refused = RuntimeError("operation not permitted\nwhen capturing")
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: failing(refused))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: "the stream before")
     monkeypatch.setattr(torch.cuda, "set_stream", restored.append)
     cached, text = model(), torch.ones(3, dtype=torch.int64, device="cuda:0")
@@ -219,15 +222,8 @@ def test_where_no_graph_can_be_recorded_passes_are_launched(gpu: FakeCuda, monke
 
 
 def test_memory_that_runs_out_while_a_graph_is_recorded_is_said(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def exhausted() -> Iterator[None]:
-        try:
-            yield
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        finally:
-            raise RuntimeError("the capture is invalid")
-
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: exhausted())
+    exhausted = torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: failing(exhausted))
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     cached, text = model(), torch.ones(3, dtype=torch.int64, device="cuda:0")
     cached.forward(text)

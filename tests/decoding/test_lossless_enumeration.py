@@ -17,11 +17,14 @@ from markov import Enumerator, MarkovModel, assert_same_law, law_of_model
 UNUSED = torch.Generator()  # the enumerator draws instead
 
 
-def law_of_speculation(monkeypatch, target, drafter, gamma, prompt, settings):
+def check_law(monkeypatch, target, drafter, gamma, prompt, settings):
+    """Speculation has the law of the target alone."""
+
     def program():
         return tuple(speculative_decode(target, drafter, FixedLength(gamma), prompt, settings, UNUSED).tokens)
 
-    return Enumerator(monkeypatch).law(program)
+    expected = law_of_model(target, prompt, settings.max_new_tokens, settings.sampling, settings.end_tokens)
+    assert_same_law(Enumerator(monkeypatch).law(program), expected)
 
 
 @pytest.mark.parametrize(
@@ -39,42 +42,34 @@ def law_of_speculation(monkeypatch, target, drafter, gamma, prompt, settings):
 def test_sampled_drafts(monkeypatch, vocabulary, count, gamma, sampling):
     target = MarkovModel.random(vocabulary, seed=vocabulary)
     drafter = LanguageModelDrafter(MarkovModel.random(vocabulary, seed=50 + gamma), sampling=sampling, generator=UNUSED)
-    law = law_of_speculation(monkeypatch, target, drafter, gamma, [1, 0], DecodingSettings(count, sampling))
-    assert_same_law(law, law_of_model(target, [1, 0], count, sampling))
+    check_law(monkeypatch, target, drafter, gamma, [1, 0], DecodingSettings(count, sampling))
 
 
 def test_sampled_drafts_that_can_hold_an_end_token(monkeypatch):
     sampling, end = Sampling(1.2), frozenset({1})
     target = MarkovModel.random(3, seed=8)
     drafter = LanguageModelDrafter(target.noised(1.0, seed=9), end, sampling, UNUSED)
-    law = law_of_speculation(monkeypatch, target, drafter, 2, [0], DecodingSettings(3, sampling, end))
-    assert_same_law(law, law_of_model(target, [0], 3, sampling, end))
+    check_law(monkeypatch, target, drafter, 2, [0], DecodingSettings(3, sampling, end))
 
 
 @pytest.mark.parametrize("width", [2, 4])
 def test_a_draft_of_fewer_or_more_tokens_than_the_targets(monkeypatch, width):
     sampling, target = Sampling(1.0), MarkovModel.random(3, seed=8)
     drafter = LanguageModelDrafter(MarkovModel.random(width, seed=9), frozenset(), sampling, UNUSED, 3)
-    law = law_of_speculation(monkeypatch, target, drafter, 2, [2, 1], DecodingSettings(3, sampling))
-    assert_same_law(law, law_of_model(target, [2, 1], 3, sampling))
+    check_law(monkeypatch, target, drafter, 2, [2, 1], DecodingSettings(3, sampling))
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_drafters_without_a_distribution(monkeypatch, gamma):
-    sampling, prompt = Sampling(0.9), [0, 1, 0, 1]
     target = MarkovModel.random(2, seed=3)
-    expected = law_of_model(target, prompt, 4, sampling)
     for drafter in (PromptLookupDrafter(), LanguageModelDrafter(target.noised(1.0, seed=4))):
-        assert_same_law(
-            law_of_speculation(monkeypatch, target, drafter, gamma, prompt, DecodingSettings(4, sampling)), expected
-        )
+        check_law(monkeypatch, target, drafter, gamma, [0, 1, 0, 1], DecodingSettings(4, Sampling(0.9)))
 
 
 def test_a_draft_drawn_at_another_temperature(monkeypatch):
     target = MarkovModel.random(3, seed=5)
     drafter = LanguageModelDrafter(target.noised(0.5, seed=6), sampling=Sampling(2.0), generator=UNUSED)
-    law = law_of_speculation(monkeypatch, target, drafter, 2, [2], DecodingSettings(3, Sampling(0.8, top_k=2)))
-    assert_same_law(law, law_of_model(target, [2], 3, Sampling(0.8, top_k=2)))
+    check_law(monkeypatch, target, drafter, 2, [2], DecodingSettings(3, Sampling(0.8, top_k=2)))
 
 
 def test_the_plain_loop(monkeypatch):

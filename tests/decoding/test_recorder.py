@@ -18,7 +18,6 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import DenseDrafts, draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
-from draftgauge.policies.base import PolicyBase, Step
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
@@ -56,6 +55,16 @@ def assert_same_drafts(fast: DenseDrafts, slow: DenseDrafts) -> None:
     np.testing.assert_allclose(fast.shown, slow.shown, atol=2e-5)
 
 
+def drafted(
+    draft: CachedModel, prompt: list[int], output: list[int], gamma_max: int = GAMMA_MAX, **options
+) -> DenseDrafts:
+    """From all positions together, which is as from one after the other."""
+    fast = draft_densely(draft, prompt, output, gamma_max, **options)
+    slow = draft_position_by_position(LanguageModelDrafter(draft, **options), prompt, output, gamma_max)
+    assert_same_drafts(fast, slow)
+    return fast
+
+
 @pytest.mark.parametrize(
     ("family", "engine"),
     [("qwen3", "lean"), ("qwen3", "static"), ("qwen3", "modules"), ("llama", "static"), ("bloom", "auto")],
@@ -64,9 +73,7 @@ def test_all_positions_together_are_as_one_by_one(family: str, engine: str) -> N
     target, draft = related_pair(family, engine, noise=0.05)
     prompt = tokens(13, seed=2).tolist()
     output = greedy(target, prompt)
-    fast = draft_densely(draft, prompt, output, GAMMA_MAX)
-    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), prompt, output, GAMMA_MAX))
-    accepted = (fast.tokens[:, 0] == output).mean()
+    accepted = (drafted(draft, prompt, output).tokens[:, 0] == output).mean()
     assert 0.1 < accepted < 1, "the pair must agree sometimes, or half of the recorder is not run"
 
 
@@ -77,8 +84,7 @@ def test_drafts_end_with_an_end_token() -> None:
     ends = frozenset({plain[30], plain[-1]})  # one ends the output, both end drafts
     output = greedy(target, prompt, end_tokens=ends)
     assert output[-1] in ends
-    fast = draft_densely(draft, prompt, output, GAMMA_MAX, ends)
-    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft, ends), prompt, output, GAMMA_MAX))
+    fast = drafted(draft, prompt, output, end_tokens=ends)
     ended = np.isin(fast.tokens, list(ends))
     assert ended[:, :-1].any()
     assert (fast.tokens[:, 1:][ended[:, :-1]] == -1).all()
@@ -90,22 +96,18 @@ def test_drafts_are_shorter_where_the_drafts_context_ends(context: int, prompt: 
     draft.spec = type(draft.spec)(**{**vars(draft.spec), "context": context})
     text = tokens(prompt, seed=4).tolist()
     output = greedy(target, text, 20)
-    fast = draft_densely(draft, text, output, gamma)
-    np.testing.assert_array_equal((fast.tokens >= 0).sum(1), np.clip(context + 1 - prompt - np.arange(20), 0, gamma))
-    assert_same_drafts(fast, draft_position_by_position(LanguageModelDrafter(draft), text, output, gamma))
+    lengths = (drafted(draft, text, output, gamma).tokens >= 0).sum(1)
+    np.testing.assert_array_equal(lengths, np.clip(context + 1 - prompt - np.arange(20), 0, gamma))
 
 
 def test_chunks_and_a_padded_vocabulary_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = related_pair()
     prompt = tokens(5, seed=6).tolist()
     output = greedy(target, prompt)
-    whole = draft_densely(draft, prompt, output, GAMMA_MAX, vocabulary=50)
+    whole = drafted(draft, prompt, output, vocabulary=50)
     assert whole.tokens.max() < 50
     monkeypatch.setattr(dense, "CHUNK", 7)
     assert_same_drafts(draft_densely(draft, prompt, output, GAMMA_MAX, vocabulary=50), whole)
-    assert_same_drafts(
-        whole, draft_position_by_position(LanguageModelDrafter(draft, vocabulary=50), prompt, output, GAMMA_MAX)
-    )
 
 
 def test_tokens_that_the_draft_does_not_have() -> None:
@@ -114,10 +116,7 @@ def test_tokens_that_the_draft_does_not_have() -> None:
     prompt = [*tokens(5, seed=6).tolist(), 95]
     output = greedy(target, prompt)
     assert max(output[:-1]) >= 60
-    assert_same_drafts(
-        draft_densely(draft, prompt, output, GAMMA_MAX, vocabulary=96),
-        draft_position_by_position(LanguageModelDrafter(draft, vocabulary=96), prompt, output, GAMMA_MAX),
-    )
+    drafted(draft, prompt, output, vocabulary=96)
 
 
 def test_the_record_of_a_prompt() -> None:
@@ -145,19 +144,10 @@ def test_prompt_lookup_is_recorded_as_it_drafts_live() -> None:
     assert (made.confidence[made.draft_token >= 0] == 1).all()
 
 
-class Witness(PolicyBase):
-    """Drafts three tokens, looks at signals, and remembers the steps."""
+class Looking(FixedLength):
+    """Reads every signal."""
 
     reads = frozenset(SignalName)
-
-    def reset(self) -> None:
-        self.steps: list[Step] = []
-
-    def limit(self) -> int:
-        return 3
-
-    def observe(self, step: Step) -> None:
-        self.steps.append(step)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -180,10 +170,8 @@ def test_policies_see_live_what_was_recorded() -> None:
     prompt = tokens(11, seed=1).tolist()
     drafter = LanguageModelDrafter(draft)
     made = record(target, drafter, prompt)
-    witness = Witness()
-    speculative_decode(target, drafter, witness, prompt, DecodingSettings(40))
     position = 0
-    for step in witness.steps:
+    for step in speculative_decode(target, drafter, Looking(3), prompt, DecodingSettings(40)).steps:
         shown = np.array([signal[1:4] for signal in step.signals]).reshape(-1, 3).T
         recorded = np.stack([made.confidence, made.entropy, made.margin])[:, position, : step.drafted]
         np.testing.assert_allclose(shown, recorded, atol=2e-5)

@@ -43,14 +43,10 @@ def test_an_output_ends_at_its_limit():
     assert stopper.cut([7]) == ([7], "length")
 
 
-def test_an_end_token_stays_and_what_follows_is_dropped():
-    stopper = Stopper(DecodingSettings(max_new_tokens=9, end_tokens=frozenset({6, 8})))
+@pytest.mark.parametrize("limit", [9, 2])
+def test_an_end_token_stays_also_at_the_limit_and_what_follows_is_dropped(limit):
+    stopper = Stopper(DecodingSettings(limit, end_tokens=frozenset({6, 8})))
     assert stopper.cut([5, 6, 7, 8]) == ([5, 6], "stop")
-
-
-def test_an_end_token_at_the_limit_counts_as_stop():
-    stopper = Stopper(DecodingSettings(max_new_tokens=1, end_tokens=frozenset({6})))
-    assert stopper.cut([6]) == ([6], "stop")
 
 
 def test_a_stop_string_stays_with_the_whole_token_that_completes_it():

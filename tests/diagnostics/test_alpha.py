@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.alpha import accepted_lengths, agreement, depth_counts, labelled_depths
+from draftgauge.diagnostics.alpha import agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.evaluation import live_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.dense import draft_position_by_position
@@ -45,7 +45,7 @@ def test_lengths_are_those_of_drafting_from_every_position(
     net, held_out = net_for(model, design, draft_vocabulary=draft_vocabulary), texts(model)
     monkeypatch.setattr("draftgauge.diagnostics.texts.BATCH_TOKENS", 60)  # several batches, some padded
     agreed = agreement(net, model.module, held_out, DEPTHS)
-    forced = [accepted_lengths(each) for each in agreed]
+    forced = [each.cumprod(-1).sum(-1) for each in agreed]
     assert [len(lengths) for lengths in forced] == [len(text.output) for text in held_out]
     for lengths, text in zip(forced, held_out, strict=True):
         assert lengths.tolist() == drafted_from_every_position(net, model, text)
@@ -60,7 +60,7 @@ def test_live_counts_are_those_of_the_drafts_on_the_way(design: str) -> None:
     settings = DecodingSettings(max_new_tokens=24, end_tokens=end)
     held_out = texts(model, settings=settings)
     assert len({len(text.output) for text in held_out}) > 1, "no output ends early: the test shows less"
-    lengths = [accepted_lengths(each) for each in agreement(net, model.module, held_out, DEPTHS)]
+    lengths = [each.cumprod(-1).sum(-1) for each in agreement(net, model.module, held_out, DEPTHS)]
     live, mismatched = live_acceptance(model, follower(net, model, settings), held_out, DEPTHS, settings)
     assert mismatched == 0
     for n, text in enumerate(held_out):

@@ -11,8 +11,10 @@ from draftgauge.core.config import to_mapping
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, GroupGradient, bottleneck_rows
 from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.limits import effective_rank, gate_openness, measure_bottlenecks
+from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.blockwise import block_states
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import batch_features
 from reuse_nets import net_for, target, texts, unroll
 
@@ -20,18 +22,18 @@ DEPTHS = 3
 DEAD = ("blocks.0.chain_attention.queries", "blocks.0.chain_attention.keys", "blocks.0.chain_attention.values")
 
 
-def gradients(net: ReuseNet, samples: int = 2) -> dict[tuple[str, int], GroupGradient]:
-    model = target()
-    found = gradient_statistics(net, model.module, texts(model)[4:], DEPTHS, samples)
+def gradients(
+    net: ReuseNet, model: CachedModel, held_out: list[HeldOutText], depths: int = DEPTHS, samples: int = 1
+) -> dict[tuple[str, int], GroupGradient]:
+    found = gradient_statistics(net, model.module, held_out, depths, samples)
     return {(one.group, one.depth): one for one in found}
 
 
 def test_a_dead_group_is_found() -> None:
     """Nothing goes through an output projection of zeros, so nothing behind it learns; the projection itself does."""
-    net = net_for(target(), "kv")
-    chain = net.blocks[0].chain_attention
-    chain.output.weight.data.zero_()
-    found = gradients(net)
+    model, net = target(), net_for(target(), "kv")
+    net.blocks[0].chain_attention.output.weight.data.zero_()
+    found = gradients(net, model, texts(model)[4:], samples=2)
     for group in (*DEAD, "blocks.0.injection.keys", "blocks.0.injection.values"):
         for depth in (0, DEPTHS - 1):
             dead = found[group, depth]
@@ -43,7 +45,7 @@ def test_norms_are_those_of_the_mean_gradient() -> None:
     """One sample: the same as asking for the gradient of that anchor's loss."""
     model, net = target(), net_for(target(), "kv")
     text = texts(model)[4]
-    found = {(one.group, one.depth): one for one in gradient_statistics(net, model.module, [text], DEPTHS, samples=1)}
+    found = gradients(net, model, [text])
     net.requires_grad_(True)
     tokens, anchor = torch.tensor([text.tokens]), len(text.prompt) - 2
     features = batch_features(model.module, tokens, net.config.tap_plan)
@@ -63,7 +65,7 @@ def test_norms_are_those_of_the_mean_gradient() -> None:
 def test_gradients_of_a_block_reach_all_its_slots(design: str, options: dict[str, int], places: int) -> None:
     model, net = target(), net_for(target(), design, block=4, **options)
     text = texts(model)[4]
-    found = {(one.group, one.depth): one for one in gradient_statistics(net, model.module, [text], 4, samples=1)}
+    found = gradients(net, model, [text], 4)
     net.requires_grad_(True)
     tokens, anchor, attention = torch.tensor([text.tokens]), len(text.prompt) - 2, net.layers[0].attention
     features = batch_features(model.module, tokens, net.config.tap_plan)

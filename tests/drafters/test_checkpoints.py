@@ -38,6 +38,7 @@ from draftgauge.policies.registry import make_policy
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, assert_same_law, law_of_module
+from models.test_folder import edit
 from reuse_nets import saved_drafter
 from tiny import save_tiny, tiny_model, tokens
 
@@ -196,11 +197,6 @@ def test_sampled_output_has_the_targets_law(monkeypatch: pytest.MonkeyPatch, lay
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(FIXTURES / "eagle3-sglang", tmp_path / "drafter"))
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
 
 
 def rewrite(folder: Path, drop: tuple[str, ...] = (), **added: torch.Tensor) -> None:

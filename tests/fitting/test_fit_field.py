@@ -10,6 +10,8 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.fitting.speckv import fit_speckv
+from draftgauge.fitting.stopping import fit_stopping
+from draftgauge.fitting.two_source import fit_two_source
 from draftgauge.policies import Signal, Step, make_policy
 from draftgauge.policies.fitted import FittedPolicy, bundled_policy, fitted_policy, load_fitted, save_fitted
 from draftgauge.policies.speckv import Network, SpecKV
@@ -97,8 +99,9 @@ def test_compressions_that_it_knows() -> None:
 def test_traces_that_cannot_be_learned_from_are_refused(trace: Trace) -> None:
     with pytest.raises(TraceError, match="needs a trace of gamma_max 4 or more, not 3"):
         fit_speckv([synthetic_trace(seed=1, prompts=4, length=20, gamma_max=3)])
-    with pytest.raises(TraceError, match=r"one gamma_max, not of \[5, 8\]"):
-        fit_speckv([trace, synthetic_trace(seed=1, prompts=4, length=20, gamma_max=5)])
+    for fit in (fit_speckv, fit_stopping, fit_two_source):
+        with pytest.raises(TraceError, match=r"one gamma_max, not of \[5, 8\]"):
+            fit([trace, synthetic_trace(seed=1, prompts=4, length=20, gamma_max=5)], [])
     with pytest.raises(TraceError, match="too short"):
         fit_speckv([synthetic_trace(seed=1, prompts=3, length=1, gamma_max=8)])
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import accepted_by_depth, judged_tokens
 from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.policies.fitted import fitted_policy
@@ -70,17 +67,6 @@ def test_what_is_learned_from_are_the_tokens_that_a_step_would_have_judged(trace
         accepted[: min(right, most)] += 1
     assert accepted_by_depth([train]) == pytest.approx((accepted + 1) / (judged + 2), abs=1e-4)
     assert accepted_by_depth([train, train]) == pytest.approx((2 * accepted + 1) / (2 * judged + 2), abs=1e-4)
-
-
-def test_what_cannot_be_fitted_is_said(traces) -> None:
-    train, _ = traces
-    costs = curve(0.1)
-    refused = replace(train, accepted=np.zeros_like(train.accepted))
-    with pytest.raises(TraceError, match="no accepted and rejected"):
-        fit_stopping([refused], [costs])
-    shorter = synthetic_trace(seed=2, prompts=4, length=30, gamma_max=4)
-    with pytest.raises(TraceError, match="one gamma_max"):
-        fit_stopping([train, shorter], [costs, costs])
 
 
 def test_it_is_fitted_on_sampled_decoding_too() -> None:

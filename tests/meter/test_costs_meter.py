@@ -13,7 +13,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
-from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, _Bench, _curve, _Drafter, _Schedule, rising_row
+from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, _Bench, _curve, _Schedule, rising_row
 from draftgauge.meter.steps import BACKLOGS, Sample
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
@@ -63,7 +63,6 @@ def test_the_curve_is_what_the_parts_take(pair: tuple[CachedModel, CachedModel],
     assert curve.signals == pytest.approx(0.5)
     assert curve.catch_up == pytest.approx((0.0,) * BACKLOGS)
     assert (curve.compression, curve.device, curve.dtype, curve.engine) == ("uncompressed", "cpu", "float32", "lean")
-    assert curve.measured is not None
     assert (curve.measured.half_width, curve.measured.note) == (pytest.approx(0.0), "")
     assert curve.measured.seconds < 20_000  # nothing is left to find out
     assert min(curve.measured.samples) >= LEAST_ROUNDS
@@ -89,7 +88,6 @@ def test_the_time_is_kept_where_a_step_takes_half_a_second(
     contexts = (40, 90, 120)
     asked = {"gamma_max": 16, "seconds": seconds, "progress": lambda done, total: told.append(done)}
     curve = measure(target, LanguageModelDrafter(draft), contexts, **asked)
-    assert curve.measured is not None
     assert 0.5 * seconds < curve.measured.seconds == clock.now <= seconds
     for row, verify in zip(curve.draft, curve.verify, strict=True):
         assert row == pytest.approx([0.101 * n for n in range(17)], abs=0.02)
@@ -116,7 +114,6 @@ def test_what_cannot_be_left_out_is_measured_whatever_the_time(
         curve = measure(target, LanguageModelDrafter(draft), **asked)
     assert curve.contexts == (40,)
     assert curve.verify[0] == pytest.approx([10.0 + k for k in range(1, 10)])
-    assert curve.measured is not None
     assert "that alone takes about" in curve.measured.note
     assert told.count(99) <= 2
 
@@ -133,7 +130,6 @@ def test_no_marginal_cost_is_below_0_on_a_noisy_machine(pair: tuple[CachedModel,
     for row in (*curve.verify, *curve.draft):
         assert min(np.diff(row)) >= 0
     assert curve.cost_ratio() >= 0
-    assert curve.measured is not None
     assert 5_000 < curve.measured.seconds <= 10_000
     assert curve.measured.half_width > 0.05
 
@@ -154,7 +150,6 @@ def test_a_drafter_with_nothing_to_propose_leaves_no_verification_unmeasured(
     curve = measure(slow(pair[0], clock, 10.0, 1.0), PromptLookupDrafter(), seconds=20_000.0)
     assert np.shape(curve.verify) == (2, GAMMA_MAX + 1)
     assert min(map(min, curve.verify)) > 0
-    assert curve.measured is not None
     assert min(curve.measured.samples) > 0
 
 
@@ -221,7 +216,8 @@ def test_a_draft_that_runs_while_the_host_launches_the_verification_is_priced_so
     bench = _Bench(64, 60, samples, [0.010] * 4)
     plan = MeterPlan(text=[1], contexts=[64], gamma_max=16)
     target = SimpleNamespace(spec=SimpleNamespace(device="cuda:0", dtype=torch.bfloat16, engine="lean"))
-    curve = _curve(_Schedule([bench], tuple(range(17)), 3, 1.0, ""), plan, target, _Drafter(False, True), 1.0)
+    schedule = _Schedule([bench], tuple(range(17)), 3, 1.0, "")
+    curve = _curve(schedule, plan, target, 1.0, keeps=False, overlaps=True)
     np.testing.assert_allclose(curve.verify, 0.010)
     assert curve.plain == (0.010,)
     taken = [0.0, *(max(1e-9, 0.001 * length - 0.008) for length in range(1, 17))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from draftgauge.models import device, loading
 from draftgauge.models.compression import label_of, method_of
 from draftgauge.models.device import choose_device
 from draftgauge.models.loading import engine_at, load_model
+from models.test_folder import edit
 from tiny import needs_bitsandbytes, save_tiny, tokens
 
 
@@ -105,10 +105,8 @@ def test_a_checkpoint_that_comes_quantised_goes_by_its_method(folder: Path, tmp_
 
 
 def test_a_method_whose_library_is_missing(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    edit(tmp_path, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True})
     with pytest.raises((MissingLibraryError, ModelError), match=f"cannot load {tmp_path}"):
         load_model(tmp_path, "uncompressed", "cpu")
 
@@ -116,8 +114,7 @@ def test_a_method_whose_library_is_missing(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("method", ["fp8", "someday"])
 def test_a_checkpoint_that_would_become_plain_weights(folder: Path, tmp_path: Path, method: str) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit(tmp_path, quantization_config={"quant_method": method})
     with pytest.raises(ModelError, match=f"quantised by {method}, which .* would be measured as plain float32"):
         load_model(tmp_path, "uncompressed", "cpu")
 

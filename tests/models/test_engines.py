@@ -70,6 +70,19 @@ def test_incremental_logits_with_rollbacks_equal_one_pass(engine: str, family: s
     assert_same(torch.cat(rows), expected)
 
 
+def check_branches(
+    cached: CachedModel, text: Tensor, starts: Tensor, tokens: Tensor, kept: tuple[int, list[int]]
+) -> None:
+    """Tokens ``[N, depths]`` of branches off a text give logits of fresh passes; from a depth on some are kept."""
+    whole = [one_pass(cached.module, torch.cat((text[:s], b)))[s:] for s, b in zip(starts, tokens, strict=True)]
+    session, rows = cached.branches(starts), torch.arange(len(starts))
+    for depth in range(tokens.shape[1]):
+        if depth == kept[0]:
+            rows = torch.tensor(kept[1])
+            session.keep(rows)
+        assert_same(session.step(tokens[rows, depth]), torch.stack(whole)[rows, depth])
+
+
 @pytest.mark.parametrize(("engine", "family", "attention"), ATTENTION_KINDS)
 def test_branches_equal_fresh_forwards(engine: str, family: str, attention: str) -> None:
     model, text = tiny_model(family, attention), tokens(30)
@@ -77,13 +90,7 @@ def test_branches_equal_fresh_forwards(engine: str, family: str, attention: str)
     branches = tokens(6 * 4, seed=1).view(6, 4)
     cached = build(model, engine)
     cached.forward(text)
-    theirs = [one_pass(model, torch.cat((text[:s], b)))[s:] for s, b in zip(starts.tolist(), branches, strict=True)]
-    session, rows = cached.branches(starts), torch.arange(6)
-    for depth in range(4):
-        if depth == 2:  # go on with some of them only
-            rows = torch.tensor([4, 0, 3])
-            session.keep(rows)
-        assert_same(session.step(branches[rows, depth]), torch.stack(theirs)[rows, depth])
+    check_branches(cached, text, starts, branches, (2, [4, 0, 3]))
     assert cached.length == 30
     following = tokens(3, seed=2)
     assert_same(cached.forward(following), one_pass(model, torch.cat((text, following)))[-3:])

@@ -27,8 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    """Change settings of a ``config.json``; ``...`` leaves one out."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
 
 
 def shard(folder: Path, weight_map: Callable[[str], str]) -> None:

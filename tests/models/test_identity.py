@@ -13,6 +13,7 @@ from draftgauge.models import fingerprint as fingerprints
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.loading import wrap
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
+from models.test_folder import edit
 from tiny import save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -27,8 +28,7 @@ def test_a_fingerprint_is_of_the_model_and_not_of_its_place(
     other = save_tiny(tmp_path / "other", seed=1)
     assert len(fingerprint(first)) == 64
     assert fingerprint(first) == fingerprint(str(copy)) != fingerprint(other)
-    config = copy / "config.json"
-    config.write_text(config.read_text().replace('"max_position_embeddings": 128', '"max_position_embeddings": 64'))
+    edit(copy, max_position_embeddings=64)
     assert fingerprint(first) != fingerprint(copy)
 
 
@@ -57,21 +57,13 @@ def test_a_fingerprint_of_nothing(tmp_path: Path) -> None:
         fingerprint("nobody/nothing")
 
 
-def test_equal_vocabularies_pass() -> None:
+def test_equal_vocabularies_pass_and_others_are_told_apart() -> None:
     check_same_vocabulary(tiny_tokenizer(), tiny_tokenizer(chat=True))
-
-
-def test_vocabularies_of_equal_size_that_differ_are_told_apart() -> None:
-    expected = "2 ids differ: 66 is 'a' to the target, 'b' to the draft; 67 is 'b' to the target, 'a' to the draft"
-    with pytest.raises(ModelError, match=expected):
-        check_same_vocabulary(tiny_tokenizer(), tiny_tokenizer(swap=(66, 67)))
-
-
-def test_a_smaller_vocabulary_is_refused() -> None:
-    with pytest.raises(
-        ModelError, match=r"96 and 94 tokens, 2 ids differ: 94 is '}' to the target, nothing to the draft"
-    ):
-        check_same_vocabulary(tiny_tokenizer(96), tiny_tokenizer(94))
+    swapped = "2 ids differ: 66 is 'a' to the target, 'b' to the draft; 67 is 'b' to the target, 'a' to the draft"
+    smaller = r"96 and 94 tokens, 2 ids differ: 94 is '}' to the target, nothing to the draft"
+    for draft, message in ((tiny_tokenizer(swap=(66, 67)), swapped), (tiny_tokenizer(94), smaller)):
+        with pytest.raises(ModelError, match=message):
+            check_same_vocabulary(tiny_tokenizer(), draft)
 
 
 def test_end_tokens_are_gathered_from_everywhere() -> None:

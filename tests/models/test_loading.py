@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.models.gguf import GGUF_ENGINES
 from draftgauge.models.loading import ENGINES, load_model, load_tokenizer
 from draftgauge.models.reference import PARTS, reference_path, resolve_source
+from models.test_folder import edit
 from tiny import save_tiny, tiny_model, tokens
 
 
@@ -100,9 +100,8 @@ def test_weights_that_lack_a_tensor_are_not_filled_at_random(folder: Path) -> No
 def test_code_that_comes_with_a_model_does_not_run_unless_asked_for(folder: Path, tmp_path: Path) -> None:
     trap = tmp_path / "ran"
     (folder / "custom.py").write_text(f"from pathlib import Path\nPath({str(trap)!r}).touch()\n")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "custom", "auto_map": {"AutoConfig": "custom.C", "AutoModelForCausalLM": "custom.M"}}
-    (folder / "config.json").write_text(json.dumps(config))
+    auto_map = {"AutoConfig": "custom.C", "AutoModelForCausalLM": "custom.M"}
+    edit(folder, model_type="custom", auto_map=auto_map)
     with pytest.raises(ModelError, match="runs only where trust_remote_code is asked for"):
         load_model(folder, device="cpu")
     assert not trap.exists()

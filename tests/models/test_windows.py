@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.models.base import CachedModel
 from draftgauge.models.lean import LeanModel
 from draftgauge.models.lean_families import window_of
 from draftgauge.models.loading import wrap
 from draftgauge.models.rows import StaticRows
-from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.fixed import FixedLength
+from models.test_engines import assert_same, build, check_branches
 from tiny import noisy, one_pass, tiny_model, tokens
 
 MIXED: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 0, "num_hidden_layers": 3}
@@ -35,17 +33,6 @@ ENGINES = pytest.mark.parametrize("engine", ["lean", "static"])
 
 def sliding(family: str, window: int, seed: int = 0) -> PreTrainedModel:
     return tiny_model(family, seed=seed, sliding_window=window, **SLIDING[family])
-
-
-def on(engine: str, model: PreTrainedModel) -> CachedModel:
-    cached = wrap(model, engine)
-    if isinstance(cached, StaticModel):
-        cached.first_bucket = 8
-    return cached
-
-
-def assert_same(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4)
 
 
 def test_windows_are_read_as_transformers_reads_them() -> None:
@@ -67,7 +54,7 @@ def test_outputs_far_beyond_the_window_are_those_of_generate(
     expected = model.generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=MANY, pad_token_id=0, eos_token_id=None
     )[0, length:].tolist()
-    target, drafter = on(engine, model), LanguageModelDrafter(on(engine, noisy(copy.deepcopy(model), 0.15)))
+    target, drafter = build(model, engine), LanguageModelDrafter(build(noisy(copy.deepcopy(model), 0.15), engine))
     assert plain_decode(target, prompt, settings).tokens == expected
     result = speculative_decode(target, drafter, FixedLength(5), prompt, settings)
     assert result.tokens == expected
@@ -80,7 +67,7 @@ def test_outputs_far_beyond_the_window_are_those_of_generate(
 def test_rolling_back_anywhere_around_the_edge(engine: str, family: str) -> None:
     model, text = sliding(family, 8), tokens(24, seed=4)
     expected = one_pass(model, text)
-    cached = on(engine, model)
+    cached = build(model, engine)
     for begin in range(13):
         for count in (1, 2, 5, 11):
             cached.reset()
@@ -97,15 +84,9 @@ def test_rolling_back_anywhere_around_the_edge(engine: str, family: str) -> None
 def test_branches_longer_than_the_window(engine: str, family: str, window: int) -> None:
     model, text, deep = sliding(family, window), tokens(14), tokens(4 * 12, seed=1).view(4, 12)
     starts = torch.tensor([1, 4, 13, 14])
-    cached = on(engine, model)
+    cached = build(model, engine)
     cached.forward(text)
-    theirs = [one_pass(model, torch.cat((text[:s], b)))[s:] for s, b in zip(starts.tolist(), deep, strict=True)]
-    session, rows = cached.branches(starts), torch.arange(4)
-    for depth in range(12):
-        if depth == 5:
-            rows = torch.tensor([3, 1])
-            session.keep(rows)
-        assert_same(session.step(deep[rows, depth]), torch.stack(theirs)[rows, depth])
+    check_branches(cached, text, starts, deep, (5, [3, 1]))
 
 
 @FAMILIES

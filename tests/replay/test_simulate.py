@@ -18,7 +18,9 @@ from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.asking import prompt_steps
 from draftgauge.replaying.rows import draft_caps
 from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all
+from draftgauge.traces.build import make_trace
 from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.record import make_record
 from draftgauge.traces.trace import PromptInfo, Trace
 from synthetic import replay_steps, sampled_trace, synthetic_trace
 
@@ -123,23 +125,9 @@ def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> 
 
 def hand_made_trace(accepted: list[int], finish: str = "length") -> Trace:
     """One prompt of 100 tokens, drafts of 4 tokens everywhere."""
-    count = len(accepted)
-    info = PromptInfo(0, "0", "code", "test", prompt_tokens=100, output_tokens=count, finish=finish)
-    shown = np.full((count, 4), 0.5, np.float32)
-    return Trace(
-        prompts=(info,),
-        offsets=np.array([0, count]),
-        token=np.zeros(count, np.int32),
-        target_entropy=np.zeros(count, np.float32),
-        drafted=np.full(count, 4, np.int16),
-        accepted=np.array(accepted, np.int16),
-        draft_token=np.zeros((count, 4), np.int32),
-        confidence=shown,
-        entropy=shown,
-        margin=shown,
-        gamma_max=4,
-        max_new_tokens=count,
-    )
+    info = PromptInfo(0, "0", "code", "test", prompt_tokens=100, output_tokens=len(accepted), finish=finish)
+    drafts = [[0] * right + [1] * (4 - right) for right in accepted]
+    return make_trace([make_record(info, [0] * len(accepted), drafts, gamma_max=4)], len(accepted))
 
 
 def test_decisions_of_the_heuristic_by_hand() -> None:
@@ -175,7 +163,7 @@ def test_modelled_seconds_follow_length_and_context() -> None:
 def test_catching_up_is_charged_where_it_happens() -> None:
     plain = linear_costs(4)
     costs = replace(plain, catch_up=(0.0, 10.0, 200.0, 3000.0))
-    trace = hand_made_trace([2, 0, 0, 2, 0, 0, 1, 0, 0, 0, 0])
+    trace = hand_made_trace([2, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0])
 
     def added(given: CostCurve, wanted: list[int]) -> list[float]:
         rows = np.array([0, 3, 6, 7, 8, 10])
@@ -185,7 +173,6 @@ def test_catching_up_is_charged_where_it_happens() -> None:
 
     # Two accepted of two, two of three, nothing, nothing, one of one, then: one to take in, two, one, (two), three,
     # two.
-    trace = replace(trace, accepted=np.array([2, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0], np.int16))
     assert added(costs, [2, 3, 0, 0, 1, 1]) == [0.0, 10.0, 0.0, 0.0, 200.0, 10.0]
     # A drafter that takes in all committed tokens anew: one, three, three after that and two idle steps (five, as
     # four).

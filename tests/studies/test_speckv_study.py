@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -40,7 +39,7 @@ def paper_rows(author: Records) -> Rows:
 
 
 def pick(rows: Rows, table: str, **cells: object) -> dict[str, Any]:
-    found = [row for row in rows if row["table"] == table and all(row[key] == value for key, value in cells.items())]
+    found = [row for row in rows if ({"table": table} | cells).items() <= row.items()]
     assert len(found) == 1, (table, cells, len(found))
     return found[0]
 
@@ -86,9 +85,8 @@ def test_predictors_and_headline(paper_rows: Rows) -> None:
 
 @needs_records
 def test_signals_and_choices(paper_rows: Rows) -> None:
-    assert pick(paper_rows, "correlations", signal="mean_draft_entropy")["correlation"] == pytest.approx(
-        -0.558, abs=5e-4
-    )
+    entropy = pick(paper_rows, "correlations", signal="mean_draft_entropy")
+    assert entropy["correlation"] == pytest.approx(-0.558, abs=5e-4)
     assert pick(paper_rows, "choices", compression="all", gamma=8)["share"] == pytest.approx(0.93, abs=0.005)
 
 
@@ -134,28 +132,19 @@ def test_no_prompt_is_in_two_folds(made_up: Records) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick(made_up: Records) -> Callable[[Records], Rows]:
-    """The study with candidates that fit in no time."""
-
-    def run(records: Records) -> Rows:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(predictors, "DECISIONS", 1)
-            patch.setattr(predictors, "WARM_UP", 1)
-            patch.setattr(
-                predictors, "CANDIDATES", dict.fromkeys(predictors.CANDIDATES, predictors.CANDIDATES["Ridge"])
-            )
-            return run_study(records)
-
-    return run
+def rows(made_up: Records) -> Rows:
+    """Of the study with candidates that fit in no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predictors, "DECISIONS", 1)
+        patch.setattr(predictors, "WARM_UP", 1)
+        patch.setattr(predictors, "CANDIDATES", dict.fromkeys(predictors.CANDIDATES, predictors.CANDIDATES["Ridge"]))
+        return run_study(made_up)
 
 
-def test_rows_and_report_of_a_whole_study(made_up: Records, quick: Callable[[Records], Rows]) -> None:
-    rows = quick(made_up)
+def test_rows_and_report_of_a_whole_study(rows: Rows) -> None:
     assert {row["finding"] for row in rows if row["table"] == "honest"} == {*COLUMNS, "always_8"}
     for basis, compression in (("predicted", "all"), ("tokens_per_step", "all"), ("tokens_per_second", "nf4")):
-        row = pick(
-            [r for r in rows if r.get("finding") == "gain_split"], "honest", basis=basis, compression=compression
-        )
+        row = pick(rows, "honest", finding="gain_split", basis=basis, compression=compression)
         together = (1 + row["longer_percent"] / 100) * (1 + row["choosing_percent"] / 100)
         assert row["total_percent"] == pytest.approx(100 * (together - 1))
     assert all(row["choosing_percent"] <= 1e-9 for row in rows if row.get("basis") == "tokens_per_step")
@@ -164,10 +153,9 @@ def test_rows_and_report_of_a_whole_study(made_up: Records, quick: Callable[[Rec
     assert "http" not in page
 
 
-def test_the_sentences_of_the_page_hold_the_rows_figures(made_up: Records, quick: Callable[[Records], Rows]) -> None:
-    rows = quick(made_up)
+def test_the_sentences_of_the_page_hold_the_rows_figures(rows: Rows) -> None:
     text = " ".join(re.sub("<[^>]+>", "", render_speckv(rows)).split())
-    split = pick([r for r in rows if r.get("finding") == "gain_split"], "honest", basis="predicted", compression="all")
+    split = pick(rows, "honest", finding="gain_split", basis="predicted", compression="all")
     assert f"SpecKV gains {split['total_percent']:.1f}% over always drafting 4 tokens" in text
     for row in rows:
         if row.get("finding") == "tokens_per_step" and row["compression"] == "all":

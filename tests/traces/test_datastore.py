@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,19 +100,6 @@ def test_another_vocabulary_is_refused_and_nothing_changed(tmp_path: Path) -> No
     with pytest.raises(DraftgaugeError, match="at least 1 token"):
         About("words", 0)
     assert path.read_bytes() == before
-
-
-def test_a_failed_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "store.parquet"
-    grow(path, ABOUT, [output("a", 1, 2, 3)])
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", killed)
-    with pytest.raises(KeyboardInterrupt):
-        grow(path, ABOUT, [output("b", 1)])
-    assert names(Datastore.load(path, "words")) == ["a"]
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:

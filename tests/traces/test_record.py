@@ -71,6 +71,7 @@ def test_what_is_off_is_named(changes: dict[str, Any], message: str) -> None:
     ("changes", "message"),
     [
         ({"output_tokens": 0}, "output_tokens is 0, must be 1 or more"),
+        ({"output_tokens": 2**63}, "output_tokens is 9223372036854775808"),
         ({"index": -1}, "index is -1"),
         ({"prompt_tokens": 2**31}, "prompt_tokens is 2147483648"),
         ({"finish": "eos"}, "finish is 'eos', must be one of length, stop"),

@@ -73,15 +73,6 @@ def test_an_interrupted_making_of_answers_goes_on(tmp_path: Path, monkeypatch: p
     assert not partial.exists()
 
 
-def test_what_is_left_of_other_answers_is_not_mixed_in(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.with_name(path.name + answers_file.PARTIAL).write_text(
-        json.dumps(describe("another", prompts(), 6, "test")) + "\n"
-    )
-    with pytest.raises(DraftgaugeError, match="begun for another target"):
-        make_answers(path, describe("target", prompts(), 6, "test"), tiny_model(), prompts(), END)
-
-
 @pytest.fixture
 def request_(tmp_path: Path) -> TrainingSpec:
     return small_training(tmp_path, [f"Number {n} please" for n in range(5)], new_tokens=6)

@@ -14,13 +14,7 @@ from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse import features as module
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import collate
-from draftgauge.training.reuse.features import (
-    CachedFeatures,
-    OnlineFeatures,
-    cache_identity,
-    check_cache_folder,
-    make_cache,
-)
+from draftgauge.training.reuse.features import CachedFeatures, OnlineFeatures, cache_identity, make_cache
 from tiny import tiny_model, tokens
 
 HELD = TapPlan((0, 2), (1, 2))
@@ -128,4 +122,4 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
 
 def test_a_cache_by_the_former_name_of_no_compression_is_taken(tmp_path: Path) -> None:
     make_cache(tmp_path, tiny_model(num_hidden_layers=4), conversations(), identity(compression="none"))
-    assert check_cache_folder(tmp_path, identity())
+    assert module.check_cache_folder(tmp_path, identity())

@@ -26,13 +26,10 @@ def test_leaving_out_prompt_anchors_changes_nothing(design: str, layers: int, in
     for begin in (0, first):
         net = new_net(config, target, 3)
         states = [state[:, first - begin :] for state in unroll_states(net, texts, features, DEPTHS, begin)]
-        sum(
-            ((depth + 1) * net.logits(state).log_softmax(-1)[..., 5]).sum() for depth, state in enumerate(states)
-        ).backward()  # type: ignore[union-attr]
-        gradients.append(
-            {name: parameter.grad for name, parameter in net.named_parameters()}
-            | {"states": torch.stack(states).detach()}
-        )
+        losses = [(depth + 1) * net.logits(state).log_softmax(-1)[..., 5].sum() for depth, state in enumerate(states)]
+        torch.stack(losses).sum().backward()
+        found = {name: parameter.grad for name, parameter in net.named_parameters()}
+        gradients.append(found | {"states": torch.stack(states).detach()})
     assert gradients[0].keys() == gradients[1].keys()
     for name, whole in gradients[0].items():
         torch.testing.assert_close(

@@ -86,22 +86,23 @@ def test_the_state_says_nothing_to_the_chain_at_first(
     assert not attention.from_state.weight.any()
 
 
+def same_weights(one: ReuseNet, other: ReuseNet) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
 def test_designs_and_targets_without_such_a_start_attend_to_themselves(
     target: PreTrainedModel, texts: list[Tensor]
 ) -> None:
     hidden, matched = drafter(target, "hidden"), drafter(target, "hidden")
     assert start_attention(hidden, target, "target", texts) == start_attention(matched, target, "self", []) == []
-    assert all(torch.equal(a, b) for a, b in zip(hidden.parameters(), matched.parameters(), strict=True))
+    assert same_weights(hidden, matched)
+    started, fresh = drafter(target), drafter(target)
+    assert start_attention(started, target, "random", texts) == []
+    assert same_weights(started, fresh), "random leaves the weights"
     strange = drafter(target, "control")
     strange.config = replace(strange.config, target_family="mamba")
     with pytest.warns(UserWarning, match="projections of mamba targets are not known"):
         assert start_attention(strange, target, "target", texts) == []
-
-
-def test_random_leaves_the_weights(target: PreTrainedModel, texts: list[Tensor]) -> None:
-    started, fresh = drafter(target), drafter(target)
-    assert start_attention(started, target, "random", texts) == []
-    assert all(torch.equal(a, b) for a, b in zip(started.parameters(), fresh.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(("name", "count"), [("adamw", 1), ("muon", 2)])
@@ -147,7 +148,6 @@ def test_texts_too_short_to_draft_from_are_passed_over(target: PreTrainedModel, 
     with_both, with_long, with_short, fresh = (drafter(target) for _ in range(4))
     for net, given in ((with_both, [*short, *texts]), (with_long, texts), (with_short, short)):
         start._balance(net, target, given)
-    weights = [dict(net.named_parameters()) for net in (with_both, with_long, with_short, fresh)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert all(torch.equal(weights[2][name], weights[3][name]) for name in weights[0])
-    assert not all(torch.equal(weights[1][name], weights[3][name]) for name in weights[0])
+    assert same_weights(with_both, with_long)
+    assert same_weights(with_short, fresh)
+    assert not same_weights(with_long, fresh)

@@ -112,7 +112,7 @@ def bench_arms(
     of, in their order: all, unless ``seconds`` were over in the first round.
 
     The order of the arms is drawn anew for every prompt and round: caches that one leaves warm would else always help
-    the same next one. All arms decode the first prompt once beforehand, which is not counted, and begin each round as if
+    the same next one. All arms decode the first prompt once beforehand, which is not counted; each round begins as if
     they had decoded nothing. With ``seconds`` prompts of all tasks take turns, and none but the first is begun after
     that time.
     """

@@ -25,7 +25,7 @@ from draftgauge.models.vocabulary import difference
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds
 from draftgauge.replaying.rows import context_lengths
-from draftgauge.replaying.simulate import replay_lengths
+from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
 from draftgauge.traces.build import narrow
@@ -253,10 +253,9 @@ def busy(e: Evidence) -> Seen:
 
 def best_fixed(trace: Trace, costs: CostCurve) -> tuple[float, int]:
     """The speed of the best fixed length over plain decoding, below 1 if none pays, and that length."""
-    lengths = range(1, min(trace.gamma_max, costs.gamma_max) + 1)
-    seconds = [replay_lengths(trace, np.full(trace.positions, n), costs).seconds.sum() for n in lengths]
+    seconds = [of.seconds.sum() for of in replay_fixed_all(narrow(trace, costs.gamma_max), costs)[1:]]
     best = int(np.argmin(seconds))
-    return float(plain_seconds(trace, costs).sum() / seconds[best]), lengths[best]
+    return float(plain_seconds(trace, costs).sum() / seconds[best]), best + 1
 
 
 def draft_cost(e: Evidence) -> Seen:

@@ -88,9 +88,8 @@ def append_lines(path: Path, lines: str) -> None:
         file.write((lines if not lines or lines.endswith("\n") else lines + "\n").encode())
 
 
-def remove_temporaries(folder: Path, name: str = "") -> list[Path]:
-    """Remove the temporaries that killed writers left in a folder, of all files or of one; returns their paths."""
-    removed = []
+def remove_temporaries(folder: Path, name: str = "") -> None:
+    """Remove the temporaries that killed writers left in a folder, of all files or of one."""
     with os.scandir(folder) as entries:
         leftovers = [e.name for e in entries if e.name.startswith(f".{name}") and e.name.endswith(TEMPORARY_SUFFIX)]
     for leftover in (folder / entry for entry in sorted(leftovers)):
@@ -101,8 +100,6 @@ def remove_temporaries(folder: Path, name: str = "") -> list[Path]:
             leftover.unlink()
         except OSError:  # removed by another process, or not ours to remove
             continue
-        removed.append(leftover)
-    return removed
 
 
 def file_target(path: Path) -> Path:

@@ -27,11 +27,6 @@ from draftgauge.models.taps import batch_features, nowhere
 Ints = NDArray[np.int64]
 
 
-def accepted_lengths(agreed: Ints) -> Ints:
-    """``[n]`` accepted lengths of drafts ``[n, depths]``, see :func:`agreement`."""
-    return agreed.cumprod(-1).sum(-1)
-
-
 @torch.inference_mode()
 def agreement(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int) -> list[Ints]:
     """Whether the token at each depth of the draft from every output position is the text's, ``[n, depths]`` of 0 and 1
@@ -45,9 +40,7 @@ def agreement(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutTex
     for batch in text_batches(texts, depths, next(net.parameters()).device):
         features = batch_features(module, batch.tokens, net.config.tap_plan, nowhere(batch.tokens))
         states = unroll_states(net, batch.tokens, features, depths, batch.begin)
-        right = np.stack(
-            [batch.right(net, state, depth, batch.begin).cpu().numpy() for depth, state in enumerate(states)], -1
-        )
+        right = np.stack([batch.right(net, state, depth).cpu().numpy() for depth, state in enumerate(states)], -1)
         for row, i in enumerate(batch.index):
             first = int(batch.first[row]) - batch.begin
             skipped = max(0, -first)

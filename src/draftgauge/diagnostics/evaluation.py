@@ -10,7 +10,7 @@ import numpy as np
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.diagnostics.alpha import Ints, accepted_lengths, agreement, depth_counts, labelled_depths
+from draftgauge.diagnostics.alpha import Ints, agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
@@ -73,7 +73,7 @@ def evaluate_drafter(
     """Measure a drafter on greedy outputs of its target."""
     count = plan.depths
     agreed = agreement(net, target.module, texts, count)
-    lengths = [accepted_lengths(rows) for rows in agreed]
+    lengths = [rows.cumprod(-1).sum(-1) for rows in agreed]
     labelled = [labelled_depths(text, count) for text in texts]
     forced = np.array([depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)])
     progress("evaluation", 1, 4)

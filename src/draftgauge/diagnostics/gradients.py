@@ -52,7 +52,9 @@ def gradient_statistics(
         for text in usable:
             tokens = torch.tensor([text.tokens], device=net.embedding.device)
             features = batch_features(module, tokens, net.config.tap_plan)
-            probe.add(tokens, features, _anchors(text, depths, samples))
+            first, last = len(text.prompt) - 2, len(text.tokens) - 2 - depths
+            anchors = sorted({round(float(position)) for position in np.linspace(first, last, samples)})
+            probe.add(tokens, features, anchors)
         return probe.statistics()
 
 
@@ -111,18 +113,14 @@ class _Probe:
         wanted = [*parameters, *(output for *_, output in shown)]
         for depth in dict.fromkeys(depth for depth, _ in self.shares):
             place = anchor + 1 + depth
-            loss = self.loss(states[depth], tokens[:, place], features.logits[:, place])
+            logits, taught = self.net.logits(states[depth], tokens[:, place]), features.logits[:, place]
+            taught = taught if self.net.d2t is None else taught[:, self.net.d2t]
+            loss = -(taught.float().softmax(-1) * logits.float().log_softmax(-1)).sum()
             derivatives = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
             self.take(depth, dict(zip(parameters, derivatives, strict=False)))
             drafted = self.places or depth + 1
             size = anchor + drafted + (self.places > 0)  # positions that the sample has so far
             self.reach(depth, shown, derivatives[len(parameters) :], size, drafted)
-
-    def loss(self, state: Tensor, before: Tensor, taught: Tensor) -> Tensor:
-        logits = self.net.logits(state, before).float()
-        if self.net.d2t is not None:
-            taught = taught[..., self.net.d2t]
-        return -(taught.float().softmax(-1) * logits.log_softmax(-1)).sum()
 
     @torch.no_grad()
     def take(self, depth: int, gradients: Mapping[Tensor, Tensor | None]) -> None:
@@ -166,11 +164,6 @@ class _Probe:
             share, draft_share = (float(each) for each in np.mean(shares, 0))
             found.append(GroupGradient(group, depth, norm, norm / weight if weight else None, share, draft_share))
         return found
-
-
-def _anchors(text: HeldOutText, depths: int, samples: int) -> list[int]:
-    first, last = len(text.prompt) - 2, len(text.tokens) - 2 - depths
-    return sorted({round(float(position)) for position in np.linspace(first, last, samples)})
 
 
 def _columns(net: ReuseNet) -> dict[str, Columns]:

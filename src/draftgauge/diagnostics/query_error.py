@@ -186,7 +186,7 @@ class _Comparison:
             for layer in range(len(self.parts) if plugged else 0):
                 self.plug(seen, layer, stack)
             states = unroll_states(self.net, batch.tokens, seen.features, self.depths, begin)
-        rights = [batch.right(self.net, state, depth, begin).float() for depth, state in enumerate(states)]
+        rights = [batch.right(self.net, state, depth).float() for depth, state in enumerate(states)]
         counted = [batch.counted(depth, begin + right.shape[1])[:, begin:] for depth, right in enumerate(rights)]
         return np.stack([by_text(batch, *pair) for pair in zip(counted, rights, strict=True)], 1)
 

@@ -75,9 +75,10 @@ class TextBatch:
         position = torch.arange(anchors) - self.first[:, None]  # in the output
         return (position >= 0) & (position + depth < self.outputs[:, None])
 
-    def right(self, net: ReuseNet, states: Tensor, depth: int, begin: int = 0) -> Tensor:
+    def right(self, net: ReuseNet, states: Tensor, depth: int) -> Tensor:
         """``[B, anchors]`` int64: 1 where an anchor counts and its drafted token is the text's, else 0; the depth's
         ``states`` ``[B, anchors, H]`` begin with the anchor ``begin``."""
+        begin = self.begin
         counted = self.counted(depth, begin + states.shape[1])[:, begin:]
         row, anchor = counted.nonzero(as_tuple=True)
         logits = net.logits(states[row, anchor], self.tokens[row, begin + anchor + depth + 1])

@@ -34,7 +34,6 @@ class DraftBuilder:
         """
         self.end_tokens = end_tokens
         self.sampling = sampling or Sampling()
-        self._greedy = self.sampling.greedy
         self._generator = generator
         self._to_target = to_target
         self._vocabulary = vocabulary
@@ -100,7 +99,7 @@ class DraftBuilder:
 
     def _choose(self, logits: Tensor, checked: bool = True) -> tuple[Tensor, Tensor | None]:
         """The drafted token ``[1]``, and the distribution ``[1, V]`` that it was drawn from, if it was drawn."""
-        if self._greedy:
+        if self.sampling.greedy:
             best = best_tokens(logits) if checked else logits.argmax(-1)
             return (best if self._to_target is None else torch.where(best < 0, best, self._to_target[best])), None
         distribution = probabilities(logits, self.sampling)

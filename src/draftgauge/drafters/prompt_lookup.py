@@ -38,11 +38,16 @@ class PromptLookupDrafter:
         """Copy up to ``limit`` tokens; none if no n-gram at the end of the text occurred before."""
         tokens: list[int] = []
         shown: list[Signal] = []
+        confidence, entropy, margin = (
+            value if name in reads else math.nan
+            for name, value in ((SignalName.CONFIDENCE, 1.0), (SignalName.ENTROPY, 0.0), (SignalName.MARGIN, 1.0))
+        )
         found = self._occurrences.continuation(limit)
         for token in found:
             tokens.append(token)
             if keep_drafting is not None:
-                shown.append(_signal(len(tokens), token, reads))
+                text = token if SignalName.TEXT in reads else -1
+                shown.append(Signal(len(tokens), confidence, entropy, margin, text))
             if token in self.end_tokens:
                 break
             if keep_drafting is not None and len(tokens) < len(found) and not keep_drafting(shown[-1]):
@@ -51,14 +56,6 @@ class PromptLookupDrafter:
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         self._occurrences.extend(tokens)
-
-
-def _signal(depth: int, token: int, reads: Reads) -> Signal:
-    confidence, entropy, margin = (
-        value if name in reads else math.nan
-        for name, value in ((SignalName.CONFIDENCE, 1.0), (SignalName.ENTROPY, 0.0), (SignalName.MARGIN, 1.0))
-    )
-    return Signal(depth, confidence, entropy, margin, token if SignalName.TEXT in reads else -1)
 
 
 @register_drafter

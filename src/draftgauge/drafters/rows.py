@@ -208,5 +208,4 @@ class LanguageModelRows:
 
 def _common_prefix(one: NDArray[np.int64], two: NDArray[np.int64]) -> int:
     length = min(len(one), len(two))
-    differing = np.flatnonzero(one[:length] != two[:length])
-    return int(differing[0]) if len(differing) else length
+    return int((one[:length] == two[:length]).cumprod().sum())

@@ -15,14 +15,7 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.exporting.writing import (
-    ascending,
-    check_embedding,
-    decoder_settings,
-    taken_apart,
-    tap_order,
-    vocabulary_map,
-)
+from draftgauge.exporting.writing import ascending, check_embedding, decoder_settings, taken_apart, vocabulary_map
 
 DESIGN = "hidden"
 LLAMA_CPP_TAPS = 3
@@ -80,8 +73,8 @@ def checkpoint_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> di
     left = dict(weights)
     tensors = {new: left.pop(old) for old, new in _RENAMED.items()}
     tensors["fc.weight"] = ascending(config, left.pop("fuse.weight"))
-    for place, tap in enumerate(tap_order(config) if config.norm_before_fc else ()):
-        tensors[f"fc_norm.{place}.weight"] = left.pop(f"tap_norms.{tap}.weight")
+    for place, layer in enumerate(sorted(config.hidden_layers) if config.norm_before_fc else ()):
+        tensors[f"fc_norm.{place}.weight"] = left.pop(f"tap_norms.{config.hidden_layers.index(layer)}.weight")
     joined = torch.cat((left.pop(f"{_ATTENTION}from_token.weight"), left.pop(f"{_ATTENTION}from_state.weight")), 1)
     tensors |= taken_apart(config, joined, left.pop(f"{_BLOCK}mlp.gate_up.weight"), _LAYER)
     tensors |= vocabulary_map(config, left)

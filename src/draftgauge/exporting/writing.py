@@ -60,12 +60,8 @@ def check_embedding(config: ReuseConfig, layout: str) -> None:
 
 def ascending(config: ReuseConfig, fuse: Tensor) -> Tensor:
     """The fusing weight for tapped layers in ascending order, as engines hand their states over."""
-    by_tap = fuse.split(config.hidden_size, 1)
-    return torch.cat([by_tap[tap] for tap in tap_order(config)], 1)
-
-
-def tap_order(config: ReuseConfig) -> list[int]:
-    return sorted(range(len(config.hidden_layers)), key=config.hidden_layers.__getitem__)
+    by_layer = dict(zip(config.hidden_layers, fuse.split(config.hidden_size, 1), strict=True))
+    return torch.cat([by_layer[layer] for layer in sorted(by_layer)], 1)
 
 
 def taken_apart(config: ReuseConfig, heads: Tensor, gate_up: Tensor, layer: str) -> dict[str, Tensor]:

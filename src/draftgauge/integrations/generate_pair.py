@@ -84,8 +84,7 @@ class BoundPair:
         """What a step costs around the first prompt of a call."""
         context = self.target.spec.context if self.drafts.context is None else self.drafts.context
         prompt, sampling = call.rows[0].prompt, call.settings.sampling
-        device = self.target.spec.device
-        generator = None if sampling.greedy else torch.Generator(device).manual_seed(0)
+        generator = None if sampling.greedy else torch.Generator(self.target.spec.device).manual_seed(0)
         plan = MeterPlan(
             text=prompt,
             contexts=[len(prompt) + call.settings.max_new_tokens // 2],

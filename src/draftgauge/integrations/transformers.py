@@ -129,8 +129,7 @@ class Speculative:
             target: CachedModel = pair.target
             if call.processors:
                 target = ProcessedModel(target, call.processors, row, call.settings.sampling.greedy)
-            drafting = Drafting(call.settings.end_tokens, call.draft_sampling, generator)
-            drafter = pair.drafter(drafting)
+            drafter = pair.drafter(Drafting(call.settings.end_tokens, call.draft_sampling, generator))
             watch = CriteriaWatch(call.criteria, row) if call.criteria else None
             settings = replace(call.settings, stop_when=watch, gamma_max=self._longest)
             on_commit = None if self.streamer is None else _put_each(self.streamer)

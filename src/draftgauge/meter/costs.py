@@ -143,7 +143,7 @@ def measure_costs(
     if schedule.note and plan.seconds:
         warnings.warn(f"cost curve: {schedule.note}", stacklevel=2)
     progress(100, 100)
-    return _curve(schedule, plan, target, _Drafter(keeps_drafted(drafter), overlaps), spent)
+    return _curve(schedule, plan, target, spent, keeps=keeps_drafted(drafter), overlaps=overlaps)
 
 
 @dataclass
@@ -200,13 +200,6 @@ class _Runner:
         return np.diff(moments).tolist()
 
 
-class _Drafter(NamedTuple):
-    """Whether it keeps what it drafted, and whether a draft that nobody reads may run under the next launches."""
-
-    keeps: bool
-    overlaps: bool
-
-
 class _Schedule(NamedTuple):
     """What is measured, the seconds until every length has been timed once, and what is said of what is left out."""
 
@@ -256,13 +249,16 @@ def _round(lengths: Sequence[int], number: int, rng: np.random.Generator, overla
     return [asked for index in rng.permutation(len(pieces)) for asked in pieces[index]]
 
 
-def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, drafter: _Drafter, spent: float) -> CostCurve:
+def _curve(
+    schedule: _Schedule, plan: MeterPlan, target: CachedModel, spent: float, *, keeps: bool, overlaps: bool
+) -> CostCurve:
+    """Of a drafter that ``keeps`` what it drafted; with ``overlaps`` unread drafts run under the next launches."""
     benches = schedule.benches
     samples = [bench.samples for bench in benches]
     catch_up = _catch_up(samples)
     verify = _table(samples, lambda sample: sample.verify, plan.gamma_max)
     beside = np.zeros_like(verify)
-    if drafter.overlaps:
+    if overlaps:
         # A draft that nobody reads still runs while the host launches the verification, which shows its length
         # beside drafts that are read, or none; drafting takes what a step takes longer than that, and reading a token
         # what it takes longer still. That is no straight line: the one nearest to the lengths that are read is taken.
@@ -272,7 +268,7 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, drafter: _
         beside = verify = np.maximum(verify, _table(apart, lambda sample: sample.verify, plan.gamma_max))
 
     def drafting(sample: Sample) -> float:
-        return sample.draft - catch_up[sample.backlog - 1] + (sample.verify if drafter.overlaps else 0.0)
+        return sample.draft - catch_up[sample.backlog - 1] + (sample.verify if overlaps else 0.0)
 
     draft = _table(samples, drafting, plan.gamma_max) - beside
     draft[:, 0], draft[:, 1:] = 0.0, np.maximum(draft[:, 1:], LEAST_SECONDS)  # drafting nothing takes no time
@@ -280,7 +276,7 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, drafter: _
     lengths = np.array([sample.gamma for _, sample in looked_at])
     longer = np.array([drafting(each) - draft[row, each.gamma] - beside[row, each.gamma] for row, each in looked_at])
     signals = _above_noise((longer / lengths).tolist())
-    if drafter.overlaps:
+    if overlaps:
         signals = max(0.0, float(lengths @ longer / (lengths @ lengths)))
     return CostCurve(
         contexts=tuple(bench.context for bench in benches),
@@ -295,7 +291,7 @@ def _curve(schedule: _Schedule, plan: MeterPlan, target: CachedModel, drafter: _
         dtype=str(target.spec.dtype).removeprefix("torch."),
         signals=signals,
         catch_up=tuple(catch_up.tolist()),
-        keeps_drafted=drafter.keeps,
+        keeps_drafted=keeps,
         vocabulary=plan.vocabulary,
         engine=target.spec.engine,
         measured=_measurement(samples, plan.gamma_max, spent, schedule.note),

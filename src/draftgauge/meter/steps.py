@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, KeepDrafting, UnreadDraft, backlog_of
-from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.base import PolicyBase, Step
 
 Mark = float | torch.cuda.Event
 
@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     verify: float
 
 
-class StepTimer:
+class StepTimer(PolicyBase):
     """The loop's policy while it is timed: asks for the steps of a queue, one after the other, and times them.
 
     Attributes:
@@ -98,9 +98,6 @@ class StepTimer:
         self.reads = LOOKS if self._asked.looks else NO_SIGNALS
         self.drafting, self.backlog = None, 1
         return self._asked.gamma
-
-    def keep_drafting(self, signal: Signal) -> bool:
-        return True
 
     def observe(self, step: Step) -> None:
         now = self.stopwatch.mark()

@@ -35,19 +35,17 @@ def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True) -> s
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
         texts: whether tokenizer, chat template and generation defaults count; without them it is that of the weights.
     """
+    if isinstance(model, PreTrainedModel):
+        pieces = _tensors(model)
+    elif is_gguf(model) and Path(model).is_file():
+        pieces = iter([("gguf", *_sized(Path(model)))])
+    else:
+        pieces = _files(files_of(model), texts)
     digest = hashlib.sha256()
-    for name, size, piece in _pieces(model, texts):
+    for name, size, piece in pieces:
         digest.update(f"{name}\0{size}\0".encode())
         digest.update(piece)
     return digest.hexdigest()
-
-
-def _pieces(model: str | Path | PreTrainedModel, texts: bool) -> Iterator[tuple[str, int, bytes]]:
-    if isinstance(model, PreTrainedModel):
-        return _tensors(model)
-    if is_gguf(model) and Path(model).is_file():
-        return iter([("gguf", *_sized(Path(model)))])
-    return _files(files_of(model), texts)
 
 
 def weight_bytes_of(source: str | Path) -> int:

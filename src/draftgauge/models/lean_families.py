@@ -43,9 +43,13 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
     config = model.config
     if not of_a_family(model):
         return f"{type(model).__name__} is not one of transformers' {', '.join(FAMILIES)}"
-    reason = _why_no_window(config)
-    if reason is not None:
-        return reason
+    length, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if config.model_type in ("llama", "gemma") and length is not None:
+        return f"its configuration names a sliding window, which transformers' {config.model_type} does not have"
+    if other := set(kinds or ()) - ATTENTION_KINDS:
+        return f"it has layers of {', '.join(sorted(other))}"
+    if window_of(config) is not None and (length is None or length < 1):
+        return f"it has sliding-window layers, and its sliding_window is {length}"
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens see those behind them"
     for rope in rope_kinds(config):
@@ -67,19 +71,6 @@ def window_of(config: PreTrainedConfig) -> Window | None:
         kinds = getattr(config, "layer_types", None) or ("full_attention",) * config.num_hidden_layers
         sliding = tuple(kind == "sliding_attention" for kind in kinds)
     return Window(length, sliding) if any(sliding) else None
-
-
-def _why_no_window(config: PreTrainedConfig) -> str | None:
-    """The reason why it cannot be said what the layers see, or None."""
-    length, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if config.model_type in ("llama", "gemma") and length is not None:
-        return f"its configuration names a sliding window, which transformers' {config.model_type} does not have"
-    other = set(kinds or ()) - ATTENTION_KINDS
-    if other:
-        return f"it has layers of {', '.join(sorted(other))}"
-    if window_of(config) is not None and (length is None or length < 1):
-        return f"it has sliding-window layers, and its sliding_window is {length}"
-    return None
 
 
 def of_a_family(model: PreTrainedModel) -> bool:

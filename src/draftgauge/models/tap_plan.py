@@ -51,11 +51,15 @@ def tap_plan(
     kv_layers = chosen if kv else ()
     if kv and isinstance(rule, str):
         kv_layers = nearest_full(config, chosen)
+    full = _full_attention(config)
     for layer in kv_layers:
-        if _slides(config, layer):
+        if layer not in full:
+            advice = "choose a target with full attention, or a drafter that reuses hidden states"
+            if full:
+                advice = f"tap layers with full attention, {', '.join(map(str, full))}"
             raise ModelError(
                 f"layer {layer} of this {config.model_type} attends within a window of {config.sliding_window} tokens, "
-                f"so its keys and values are not made for the whole text: {_full_attention_advice(config)}"
+                f"so its keys and values are not made for the whole text: {advice}"
             )
     return TapPlan(chosen if hidden else (), kv_layers)
 
@@ -91,16 +95,16 @@ def _check_layers(config: PreTrainedConfig, layers: tuple[int, ...]) -> None:
         )
 
 
-def _slides(config: PreTrainedConfig, layer: int) -> bool:
+def _full_attention(config: PreTrainedConfig) -> list[int]:
     kinds = getattr(config, "layer_types", None)
-    return (
-        kinds[layer] != "full_attention" if kinds is not None else getattr(config, "sliding_window", None) is not None
-    )
+    if kinds is not None:
+        return [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    return list(range(config.num_hidden_layers)) if getattr(config, "sliding_window", None) is None else []
 
 
 def nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:
     """The nearest unused layer with full attention for each layer; the layers themselves if no layer has it."""
-    left = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
+    left = _full_attention(config)
     if not left:
         return layers
     taken = []
@@ -108,10 +112,3 @@ def nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int
         taken.append(min(left, key=lambda other: abs(other - layer)))
         left.remove(taken[-1])
     return tuple(sorted(taken))
-
-
-def _full_attention_advice(config: PreTrainedConfig) -> str:
-    full = [layer for layer in range(config.num_hidden_layers) if not _slides(config, layer)]
-    if not full:
-        return "choose a target with full attention, or a drafter that reuses hidden states"
-    return f"tap layers with full attention, {', '.join(map(str, full))}"

@@ -31,22 +31,19 @@ class HuggingFaceHeuristic(PolicyBase):
         self.gamma_max = gamma_max
         self.start = min(start, gamma_max)
         self.persistent = persistent
-        self._length = self.start
+        self.gamma = self.start
 
     def reset(self) -> None:
         if not self.persistent:
-            self._length = self.start
-
-    def limit(self) -> int:
-        return self._length
+            self.gamma = self.start
 
     def observe(self, step: Step) -> None:
         # As transformers counts: an end token that ends the output replaces the target's own token.
         matches = step.committed - 1
         if matches == step.drafted:
-            self._length = min(self._length + 2, self.gamma_max)
+            self.gamma = min(self.gamma + 2, self.gamma_max)
         else:
-            self._length = max(self._length - 1, 1)
+            self.gamma = max(self.gamma - 1, 1)
 
 
 @register_policy(

@@ -19,14 +19,10 @@ from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 
 
-class IndexesText(PolicyBase):
-    """Keeps an index of prompt and output, and of stored texts where there are any."""
+class FollowsText(PolicyBase):
+    """Keeps an index of prompt and output."""
 
-    def __init__(self) -> None:
-        self.index = NgramIndex()
-
-    def ask_stored(self, stored: StoredTexts) -> None:
-        self.index = NgramIndex(stored.index)
+    index: NgramIndex | FirstOccurrences
 
     def reset(self) -> None:
         self.index.reset()
@@ -38,16 +34,27 @@ class IndexesText(PolicyBase):
         self.index.extend(step.tokens)
 
 
+class IndexesText(FollowsText):
+    """Looks in stored texts too where there are any."""
+
+    index: NgramIndex
+
+    def __init__(self) -> None:
+        self.index = NgramIndex()
+
+    def ask_stored(self, stored: StoredTexts) -> None:
+        self.index = NgramIndex(stored.index)
+
+
 class TextLookup(IndexesText):
     """Nothing drafted, and up to ``tokens`` that followed the last time, while ``least`` tokens or more match."""
+
+    gamma = 0
 
     def __init__(self, least: int, tokens: int) -> None:
         super().__init__()
         self.reads: Reads = frozenset({SignalName.TEXT})
         self.least, self.tokens = least, tokens
-
-    def limit(self) -> int:
-        return 0
 
     def extend(self, room: int) -> Sequence[int]:
         return self.index.continuation(min(room, self.tokens), self.least)
@@ -74,29 +81,18 @@ class LookupElse(TextLookup):
         return super().extend(room) if self._looks_up else ()
 
 
-class FirstMatchLookup(PolicyBase):
+class FirstMatchLookup(FollowsText):
     """Prompt lookup as in transformers: copies ``tokens`` tokens after the first occurrence of the longest n-gram."""
 
     reads: ClassVar[Reads] = frozenset({SignalName.TEXT})
+    gamma = 0
 
     def __init__(self, ngram: int, tokens: int) -> None:
         self.tokens = tokens
-        self._text = FirstOccurrences(ngram)
-
-    def reset(self) -> None:
-        self._text.reset()
-
-    def read(self, prompt_tokens: Sequence[int]) -> None:
-        self._text.extend(prompt_tokens)
-
-    def limit(self) -> int:
-        return 0
+        self.index = FirstOccurrences(ngram)
 
     def extend(self, room: int) -> Sequence[int]:
-        return self._text.continuation(min(room, self.tokens))
-
-    def observe(self, step: Step) -> None:
-        self._text.extend(step.tokens)
+        return self.index.continuation(min(room, self.tokens))
 
 
 def _check_least(name: str, least: int) -> None:

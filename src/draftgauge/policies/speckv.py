@@ -92,13 +92,10 @@ class SpecKV(PolicyBase):
         )
         self._output, self._output_bias = np.asarray(network.output), network.output_bias
         self._first = min(FIRST, gamma_max)
-        self._length = self._first
+        self.reset()
 
     def reset(self) -> None:
-        self._length = self._first
-
-    def limit(self) -> int:
-        return self._length
+        self.gamma = self._first
 
     def observe(self, step: Step) -> None:
         if step.signals:
@@ -106,7 +103,7 @@ class SpecKV(PolicyBase):
             confidences = [signal.confidence for signal in step.signals]
             means = sum(entropies) / len(entropies), sum(confidences) / len(confidences)
             rates = self.rates((*means, max(entropies), min(confidences)))
-            self._length = self.candidates[int((rates * self._gammas).argmax())]
+            self.gamma = self.candidates[int((rates * self._gammas).argmax())]
 
     def rates(self, summary: Sequence[float]) -> Floats:
         units = np.maximum(np.asarray(summary) @ self._weights + self._given, 0.0)

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.core.signals import Reads, SignalName
+from draftgauge.core.signals import Reads
 from draftgauge.policies.base import SignalArrays
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import SIGNALS, Trace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -52,11 +52,7 @@ def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int = 0) -> Floats:
 def signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:
     """The signals of all positions, NaN for those that are not read."""
     unread = np.broadcast_to(np.float32(np.nan), trace.confidence.shape)
-    return SignalArrays(
-        confidence=trace.confidence if SignalName.CONFIDENCE in reads else unread,
-        entropy=trace.entropy if SignalName.ENTROPY in reads else unread,
-        margin=trace.margin if SignalName.MARGIN in reads else unread,
-    )
+    return SignalArrays(**{name: getattr(trace, name) if name in reads else unread for name in SIGNALS})
 
 
 def check_prompt_tokens(trace: Trace) -> None:

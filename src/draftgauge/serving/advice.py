@@ -18,7 +18,7 @@ from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.replaying.batch_rows import batch_rows
 from draftgauge.replaying.evaluate import plain_seconds
 from draftgauge.replaying.rows import context_lengths, sum_by_prompt
-from draftgauge.replaying.simulate import Replay, replay, replay_lengths
+from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all, replay_lengths
 from draftgauge.replaying.splits import EVERYTHING, Design
 from draftgauge.replaying.verdict import LOOKUP as RULE
 from draftgauge.replaying.verdict import Verdict, recommended, totals, verdict_of
@@ -133,9 +133,8 @@ def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:
 
 def best_length(design: Design, costs: CostCurve) -> int:
     """The best fixed length on training prompts where there are any; 0 where plain decoding is faster."""
-    trace = design.training
-    runs = (replay_lengths(trace, np.full(trace.positions, n), costs) for n in range(1, trace.gamma_max + 1))
-    seconds = [plain_seconds(trace, costs).sum(), *(run.seconds.sum() for run in runs)]
+    seconds = [run.seconds.sum() for run in replay_fixed_all(design.training, costs)]
+    seconds[0] = plain_seconds(design.training, costs).sum()
     return int(np.argmin(seconds))
 
 

@@ -45,9 +45,7 @@ def accepted_lengths(
     return lengths
 
 
-def check_rows(
-    rows: PromptRecord | Trace, remaining: NDArray[np.int64] | None = None, where: str = "the record"
-) -> None:
+def check_rows(rows: PromptRecord | Trace, where: str, remaining: NDArray[np.int64] | None = None) -> None:
     """Raise :class:`TraceError` naming the first column with a value out of range, and the row."""
     drafted = rows.draft_token >= 0
     entropy = rows.target_entropy

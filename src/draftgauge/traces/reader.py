@@ -77,7 +77,7 @@ def read_trace(folder: Path | str, tasks: Collection[str] | None = None) -> Trac
         turns=manifest.rendering.turns,
         **{name: columns[name] for name in COLUMNS},
     )
-    check_rows(trace, remaining_rows(trace.offsets), str(folder))
+    check_rows(trace, str(folder), remaining_rows(trace.offsets))
     if manifest.temperature > 0:
         acceptance, survival = (columns[name] for name in CHANCES)
         check_chances(acceptance, survival, trace.drafted > 0, str(folder))

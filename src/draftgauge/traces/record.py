@@ -56,7 +56,7 @@ class PromptRecord:
             column, flat = getattr(self, name), name in ("token", "target_entropy", "accepted", *chances)
             assert column.shape == ((length,) if flat else (length, self.gamma_max)), (where, name, column.shape)
             assert column.dtype == types.get(name, np.float32), (where, name, column.dtype)
-        check_rows(self, where=where)
+        check_rows(self, where)
         if self.acceptance is not None and self.survival is not None:
             check_chances(self.acceptance, self.survival, self.drafted > 0, where)
 

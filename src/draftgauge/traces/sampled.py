@@ -31,7 +31,7 @@ of position ``s + j - 1``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.seeds import generator
-from draftgauge.traces.trace import SIGNALS, PromptInfo, SampledDrafts, Trace
+from draftgauge.traces.trace import SIGNALS, SampledDrafts, Trace
 
 DRAWS = 16  # that an average is taken over
 
@@ -47,31 +47,25 @@ DRAWS = 16  # that an average is taken over
 def with_chances(trace: Trace, acceptance: NDArray[np.float32], survival: NDArray[np.float32]) -> Trace:
     """The trace of sampled decoding whose refused drafts are the rows of a trace; the chances are ``[P]``."""
     sampled = SampledDrafts(acceptance, survival, trace.draft_token, trace.confidence, trace.entropy, trace.margin)
-    return replace(trace, sampled=sampled, **draw_rows(trace.token, trace.prompts, trace.offsets, sampled))
+    return replace(trace, sampled=sampled, **draw_rows(trace, sampled))
 
 
 def drawn(trace: Trace, draw: int = 0) -> Trace:
     # A draw uses the same random numbers for a prompt in every trace and for every policy: comparisons are paired.
     assert trace.sampled is not None, "a greedy trace has nothing to draw"
-    return replace(trace, sampled=None, **draw_rows(trace.token, trace.prompts, trace.offsets, trace.sampled, draw))
+    return replace(trace, sampled=None, **draw_rows(trace, trace.sampled, draw))
 
 
 def draws(trace: Trace, count: int = DRAWS) -> Iterator[Trace]:
     return (drawn(trace, draw) for draw in range(count))
 
 
-def draw_rows(
-    token: NDArray[np.int32],
-    prompts: Sequence[PromptInfo],
-    offsets: NDArray[np.int64],
-    sampled: SampledDrafts,
-    draw: int = 0,
-) -> dict[str, Any]:
+def draw_rows(trace: Trace, sampled: SampledDrafts, draw: int = 0) -> dict[str, Any]:
     """The columns ``drafted, accepted, draft_token, confidence, entropy, margin`` of one draw."""
+    token, offsets = trace.token, trace.offsets
     # A position has one coin, whichever draft comes by: no walk drafts a position twice.
-    uniform = np.concatenate(
-        [generator(draw, "coins", prompt.index).random(prompt.output_tokens) for prompt in prompts]
-    )
+    coins = [generator(draw, "coins", prompt.index).random(prompt.output_tokens) for prompt in trace.prompts]
+    uniform = np.concatenate(coins)
     refused = ~(uniform < sampled.survival)  # also where nothing could be drafted (NaN)
     row, depth = np.arange(len(token))[:, None], np.arange(sampled.draft_token.shape[1])
     stop = _next_true(refused, offsets)[:, None]

@@ -52,7 +52,7 @@ _BY_VERSION = {GREEDY_VERSION: COLUMNS, SAMPLED_VERSION: SAMPLED_COLUMNS}
 # Columns as Parquet names them, where lists are columns of their elements.
 _INTEGERS = ["prompt_index", "position", "token", "accepted", "draft_token.list.element"]
 _FLOATS = ["target_entropy", "acceptance", "survival", *(f"{name}.list.element" for name in SIGNALS)]
-_NAME = re.compile(r"positions-(\d{5,})\.parquet")
+_NAME = re.compile(r"positions-\d{5,}\.parquet")
 _COMPRESSION_LEVEL = 9  # of Zstandard: 5% smaller than its default, and as quick to read
 
 
@@ -74,9 +74,7 @@ def next_shard(folder: Path) -> Path:
 
 
 def _number(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None, path
-    return int(match[1])
+    return int(path.stem.removeprefix("positions-"))
 
 
 def write_shard(path: Path, records: Sequence[PromptRecord], fingerprint: str) -> None:

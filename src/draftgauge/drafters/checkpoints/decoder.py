@@ -91,7 +91,10 @@ class DrafterNet(ABC):
         self.layout, self.weights, self.d2t = layout, weights, d2t
         self._embedding, self._head = embedding, head
         self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
-        self._tables = rotary_tables(layout.decoder, "the drafter's rotary embedding")
+        decoder = layout.decoder
+        shape = {"hidden_size": decoder.hidden_size, "num_attention_heads": decoder.heads, "head_dim": decoder.head_dim}
+        with explained("the drafter's rotary embedding"):
+            self._tables = RotaryTables(LlamaRotaryEmbedding(LlamaConfig(**shape, **decoder.rope)))
 
     def begin(self) -> AnchorCache:
         decoder = self.layout.decoder
@@ -120,9 +123,3 @@ class DrafterNet(ABC):
         self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
     ) -> Branches:
         """Drafts from the anchors from ``first`` on; ``run`` runs :meth:`run` with this cache."""
-
-
-def rotary_tables(decoder: DecoderSpec, where: str) -> RotaryTables:
-    with explained(where):
-        shape = {"hidden_size": decoder.hidden_size, "num_attention_heads": decoder.heads, "head_dim": decoder.head_dim}
-        return RotaryTables(LlamaRotaryEmbedding(LlamaConfig(**shape, **decoder.rope)))

@@ -56,7 +56,11 @@ class Eagle3Net(DrafterNet):
             shared = cache.view(layer, cache.length if many else cache.capacity)
             return joint_attention(heads.queries[None], shared, (), many, unseen)[0]
 
-        fused = self._fuse(hidden.to(self._head.dtype))
+        weights, hidden = self.weights, hidden.to(self._head.dtype)
+        if self.layout.fc_norm:
+            hidden = torch.stack([weights.norm(f"fc_norm.{tap}", part) for tap, part in enumerate(hidden.unbind(1))], 1)
+        joined = hidden.flatten(1)
+        fused = weights.linear("fc", weights.norm("input_norm", joined) if self.layout.norm_before_fc else joined)
         return self._run(tokens, fused, window(places.tables, 0, len(tokens)), attend)
 
     @torch.inference_mode()
@@ -85,13 +89,6 @@ class Eagle3Net(DrafterNet):
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(self.weights.norm("norm", states), self._head).float()
-
-    def _fuse(self, hidden: Tensor) -> Tensor:
-        weights, layout = self.weights, self.layout
-        if layout.fc_norm:
-            hidden = torch.stack([weights.norm(f"fc_norm.{tap}", part) for tap, part in enumerate(hidden.unbind(1))], 1)
-        joined = hidden.flatten(1)
-        return weights.linear("fc", weights.norm("input_norm", joined) if layout.norm_before_fc else joined)
 
     def _run(self, tokens: Tensor, states: Tensor, tables: Tables, attend: Attend) -> Tensor:
         """All layers over rows."""

@@ -40,12 +40,9 @@ def _shapes(layout: Layout, found: Collection[str], target_width: int) -> tuple[
     wanted: Shapes = {FUSE: (hidden, fused), "norm.weight": (hidden,)}
     optional: Shapes = {EMBEDDING: (vocabulary, hidden), HEAD: (drafted, hidden), DRAFTED: (vocabulary,)}
     (wanted if layout.maps_vocabulary else optional)[TO_TARGET] = (drafted,)
-    with_token = [
-        isinstance(layout, Eagle3Layout) and (layer == 0 or f"layers.{layer}.hidden_norm.weight" in found)
-        for layer in range(decoder.layers)
-    ]
-    for layer, takes_token in enumerate(with_token):
-        _add_layer(wanted, optional, decoder, f"layers.{layer}.", takes_token)
+    for layer in range(decoder.layers):
+        reads_token = layer == 0 or f"layers.{layer}.hidden_norm.weight" in found
+        _add_layer(wanted, optional, decoder, f"layers.{layer}.", reads_token and isinstance(layout, Eagle3Layout))
     if isinstance(layout, Eagle3Layout):
         if layout.norm_before_fc:
             wanted["input_norm.weight"] = (fused,)

@@ -224,11 +224,10 @@ def _match(rows: list[Row], runs: list[list[_Step]], steps: Path) -> None:
 def _prompts(rows: list[Row]) -> Ints:
     """``[R]`` prompt of each run, numbered as they first come."""
     task_of: dict[str, str] = {}
+    runs: set[tuple[str, ...]] = set()
     for row in rows:
         if task_of.setdefault(row.cells["prompt"], row.cells["task"]) != row.cells["task"]:
             raise row.error("this prompt has another task in an earlier run")
-    runs: set[tuple[str, ...]] = set()
-    for row in rows:
         run = tuple(row.cells[key] for key in ("prompt", "compression", "gamma"))
         if run in runs:
             raise row.error("this prompt has an earlier run of the same compression and gamma: keep one of them")

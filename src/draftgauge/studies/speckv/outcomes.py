@@ -29,6 +29,8 @@ def policy_gammas(records: Records, expected: Mapping[str, Floats]) -> dict[str,
 
 def outcome_rows(records: Records, gammas: Mapping[str, Ints], costs: Rows) -> Rows:
     """Tokens per step of every policy, by the costs also tokens/s and the gain over the compression's fastest gamma."""
+    best = [measured.best_gamma(records, c) for c in range(len(COMPRESSIONS))]
+    fastest = np.array(best)[records.steps.compression]
     rows: Rows = []
     for policy, gamma in gammas.items():
         for name, mask in _gamma_8(records):
@@ -36,7 +38,7 @@ def outcome_rows(records: Records, gammas: Mapping[str, Ints], costs: Rows) -> R
             row = {"finding": "outcomes", "policy": policy, "compression": name, "tokens_per_step": tokens / mask.sum()}
             seconds = records.by_prompt(step_seconds(records, gamma, costs), mask)
             row["tokens_per_second"] = tokens / seconds.sum()
-            row |= in_percent("over_best_fixed", _speed_gain(records, gamma, _fastest(records), costs, mask))
+            row |= in_percent("over_best_fixed", _speed_gain(records, gamma, fastest, costs, mask))
             rows.append(row)
     return rows
 
@@ -83,11 +85,6 @@ def step_seconds(records: Records, gamma: Ints, costs: Rows) -> Floats:
 def _gamma_8(records: Records) -> list[tuple[str, Mask]]:
     longest = records.steps.gamma == measured.LONGEST
     return [(name, mask & longest) for name, mask in of_compression(records.steps.compression)]
-
-
-def _fastest(records: Records) -> Ints:
-    best = [measured.best_gamma(records, c) for c in range(len(COMPRESSIONS))]
-    return np.array(best)[records.steps.compression]
 
 
 def _speed_gain(records: Records, gamma: Ints, base: Ints, costs: Rows, mask: Mask) -> Comparison:

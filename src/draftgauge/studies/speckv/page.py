@@ -99,14 +99,12 @@ def _matching(rows: Rows, **cells: object) -> list[Mapping[str, Any]]:
 
 
 def _table(rows: Rows, columns: Columns, caption: str = "") -> Table:
-    intervals = (
-        {
-            f"{prefix}interval": ends(row, prefix, decimals(1 if "tokens_per_second" in row else 3))
-            for prefix in ("", "published_")
-        }
-        for row in rows
-    )
-    return table_of([dict(row) | own for row, own in zip(rows, intervals, strict=True)], columns, caption)
+    shown = []
+    for row in rows:
+        form = decimals(1 if "tokens_per_second" in row else 3)
+        intervals = {f"{prefix}interval": ends(row, prefix, form) for prefix in ("", "published_")}
+        shown.append({**row, **intervals})
+    return table_of(shown, columns, caption)
 
 
 def _charts(rows: Rows, honest: Rows) -> dict[str, Markup]:

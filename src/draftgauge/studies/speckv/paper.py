@@ -54,12 +54,17 @@ def reproduce_paper(records: Records) -> Rows:
         for name, mask in masks
         for gamma in GAMMAS
     ]
+    signals = [
+        {"table": "correlations", "signal": name, "correlation": predictors.scores(inputs[:, column], steps.rate)[0]}
+        | {"published": published.SIGNALS.get(name)}
+        for column, name in enumerate(SIGNALS)
+    ]
     return [
         *_policy_rows(expected, masks),
         *(_breakdown_row(expected, *cell) for cell in by_task),
         *_predictor_rows(inputs, steps.rate, train, test),
         *choices,
-        *_signal_rows(inputs, steps.rate),
+        *signals,
     ]
 
 
@@ -131,14 +136,6 @@ def _breakdown_row(expected: dict[str, Floats], compression: str, task: str, mas
     base, fast = (float(expected[policy][mask].mean()) for policy in ("fixed-4", "SpecKV-fast"))
     row = {"table": "breakdown", "compression": compression, "task": task, "fixed_4": base, "speckv_fast": fast}
     return row | {"percent": 100 * (fast / base - 1)}
-
-
-def _signal_rows(inputs: Floats, rate: Floats) -> Rows:
-    found = {signal: predictors.scores(inputs[:, column], rate)[0] for column, signal in enumerate(SIGNALS)}
-    return [
-        {"table": "correlations", "signal": name, "correlation": value, "published": published.SIGNALS.get(name)}
-        for name, value in found.items()
-    ]
 
 
 def _resampled_means(values: Floats, resamples: int, generator: np.random.RandomState) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.seeds import generator
@@ -81,8 +82,17 @@ def usable(conversations: Sequence[Conversation], length: int, depths: int) -> l
     return kept
 
 
-def collate(conversations: Sequence[Conversation], index: Sequence[int], depths: int) -> Batch:
-    """Put conversations side by side, with room behind the longest for all depths of its last anchor."""
+def collate(
+    conversations: Sequence[Conversation],
+    index: Sequence[int],
+    depths: int,
+    drawn: Sequence[NDArray[np.int64]] | None = None,
+) -> Batch:
+    """Put conversations side by side, with room behind the longest for all depths of its last anchor.
+
+    Args:
+        drawn: anchors of each to train from; all if None.
+    """
     chosen = [conversations[i] for i in index]
     first = max(0, min(c.prompt for c in chosen) - 2)
     anchors = max(len(c.tokens) for c in chosen) - 2 - first
@@ -91,17 +101,14 @@ def collate(conversations: Sequence[Conversation], index: Sequence[int], depths:
     for row, c in enumerate(chosen):
         tokens[row, : len(c.tokens)] = torch.from_numpy(c.tokens.astype(np.int64))
     prompt, length = (torch.tensor(values) for values in ([c.prompt for c in chosen], [len(c.tokens) for c in chosen]))
-    return Batch(tuple(index), tokens, prompt, length, first, anchors)
+    rows = [torch.from_numpy(each) for each in drawn or ()]
+    padded = pad_sequence(rows, batch_first=True, padding_value=-1) if rows else None
+    return Batch(tuple(index), tokens, prompt, length, first, anchors, padded)
 
 
 def draw_anchors(conversation: Conversation, most: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
     every = np.arange(conversation.prompt - 2, len(conversation.tokens) - 2)
     return every if most is None or len(every) <= most else np.sort(rng.choice(every, most, replace=False))
-
-
-def with_anchors(batch: Batch, drawn: Sequence[NDArray[np.int64]]) -> Batch:
-    rows = [torch.from_numpy(each) for each in drawn]
-    return replace(batch, drawn=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1))
 
 
 def trained_positions(anchors: Sequence[NDArray[np.int64]], conversations: Sequence[Conversation], depth: int) -> int:

@@ -29,8 +29,6 @@ from draftgauge.models.vocabulary import end_tokens
 from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
 from draftgauge.training.reuse.request import TrainingSpec
 
-Messages = str | Sequence[dict[str, str]]
-
 
 def source_of(request: TrainingSpec) -> str:
     """Where the prompts come from, in words that tell two sources apart."""
@@ -68,7 +66,12 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
         raise PromptError(
             f"new_tokens {request.new_tokens} leave no room for a prompt in what the target takes: lower it"
         )
-    encoded = [_encoded(request, tokenizer, *named) for named in _messages(request)]
+    encoded = []
+    for name, messages in _messages(request):
+        try:
+            encoded.append(encode_prompt(tokenizer, messages, request.rendering()))
+        except PromptError as error:
+            raise PromptError(f"{request.prompts}, prompt {name}: {error}") from error
     fitting = [tokens for tokens in encoded if len(tokens) <= longest]
     if not fitting:
         raise PromptError(
@@ -88,14 +91,7 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
     return fitting
 
 
-def _encoded(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages) -> list[int]:
-    try:
-        return encode_prompt(tokenizer, messages, request.rendering())
-    except PromptError as error:
-        raise PromptError(f"{request.prompts}, prompt {name}: {error}") from error
-
-
-def _messages(request: TrainingSpec) -> list[tuple[str, Messages]]:
+def _messages(request: TrainingSpec) -> list[tuple[str, str | Sequence[dict[str, str]]]]:
     """The prompts, each with its name."""
     if request.prompts is None:
         return [(str(number), each) for number, each in enumerate(bundled_questions()[: request.questions])]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.models.device import free_bytes
@@ -47,7 +47,9 @@ def greedy_answers(
     module: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, end_tokens: Collection[int]
 ) -> list[list[int]]:
     """The target's greedy answers, end token included where it was reached."""
-    tokens, mask = _left_padded(prompts, module.device)
+    rows = [torch.tensor(list(prompt)) for prompt in prompts]
+    padded = partial(pad_sequence, batch_first=True, padding_side="left")
+    tokens, mask = padded(rows).to(module.device), padded([torch.ones_like(row) for row in rows]).to(module.device)
     cache = DynamicCache(config=module.config)
     answers: list[list[int]] = [[] for _ in prompts]
     live = list(range(len(prompts)))
@@ -75,15 +77,8 @@ def greedy_answers(
         tokens, positions = chosen[:, None], positions[:, -1:] + 1
         mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
         if (len(live) - len(going)) * DROP_SHARE >= len(live):
-            rows = torch.tensor(going, device=module.device)
-            cache.batch_select_indices(rows)
-            tokens, positions, mask = tokens[rows], positions[rows], mask[rows]
+            kept = torch.tensor(going, device=module.device)
+            cache.batch_select_indices(kept)
+            tokens, positions, mask = tokens[kept], positions[kept], mask[kept]
             live = [live[n] for n in going]
     return answers
-
-
-def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask ``[prompts, longest]``, both int64; padding is on the left and never attended to."""
-    rows = [torch.tensor(list(prompt)) for prompt in prompts]
-    padded = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left")
-    return padded(rows).to(device), padded([torch.ones_like(row) for row in rows]).to(device)

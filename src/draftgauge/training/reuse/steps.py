@@ -30,15 +30,7 @@ from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.memory import peak_memory_gib
 from draftgauge.training.optimise import Schedule, arithmetic, optimise
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import (
-    Batch,
-    DataOrder,
-    Recent,
-    collate,
-    draw_anchors,
-    trained_positions,
-    with_anchors,
-)
+from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, draw_anchors, trained_positions
 from draftgauge.training.reuse.features import FeatureSource
 from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.loss import Figures, backward_through_depths, depth_weights, teach
@@ -138,7 +130,17 @@ class Training:
         finally:
             for tracker in trackers:
                 tracker.close()
-        return self._result()
+        return TrainResult(
+            folder=self.job.out,
+            design=request.reuse,
+            parameters=sum(p.numel() for p in self.net.parameters() if p.requires_grad),
+            steps=state.step,
+            tokens=state.tokens,
+            seconds=state.seconds,
+            tokens_per_second=state.tokens / max(state.seconds, 1e-9),
+            loss=state.tail_loss / max(1, state.tail_steps),
+            peak_memory_gib=peak_memory_gib(self.job.device),
+        )
 
     def _backward(self, step: int) -> None:
         """Add the gradients of one step, and its figures to the interval."""
@@ -152,29 +154,25 @@ class Training:
             for batch, following in pairwise([*self._batches(step), *self._batches(step + 1)[:1]]):
                 interval.figures.append(self._backward_of(batch.to(self.job.device), scales, following))
         self.world.add_up([p.grad for p in self.net.parameters() if p.grad is not None])
-        if request.kv_gradient != 1:
-            self._scale_own_keys(request.kv_gradient)
+        for name, parts in self.groups.items() if request.kv_gradient != 1 else ():
+            for parameter, rows in parts if name.endswith(OWN_KEYS) else ():
+                if parameter.grad is not None:
+                    parameter.grad[rows] *= request.kv_gradient
         interval.tokens += trained[0]
         interval.steps += 1
         if logged:
             self.world.add_up([self.gates.sums[depth] for depth in sorted(self.gates.sums)])
             interval.last = {"learning_rate": self.schedule.rate(step)} | gradient_row(self.groups) | self.gates.row()
 
-    def _scale_own_keys(self, factor: float) -> None:
-        for name, parts in self.groups.items():
-            for parameter, rows in parts if name.endswith(OWN_KEYS) else ():
-                if parameter.grad is not None:
-                    parameter.grad[rows] *= factor
-
     def _batches(self, step: int) -> list[Batch]:
         return self._recent.get(step, self._make_batches)
 
     def _make_batches(self, step: int) -> list[Batch]:
-        parts = np.array_split(self.order.step(step), self.parts)[self.world.rank :: self.world.size]
-        batches = [collate(self.conversations, part.tolist(), self.job.request.depths) for part in parts]
-        if not self.job.config.block:
-            return batches
-        return [with_anchors(batch, [self._anchors(step, index) for index in batch.index]) for batch in batches]
+        batches = []
+        for part in np.array_split(self.order.step(step), self.parts)[self.world.rank :: self.world.size]:
+            drawn = [self._anchors(step, index) for index in part] if self.job.config.block else None
+            batches.append(collate(self.conversations, part.tolist(), self.job.request.depths, drawn))
+        return batches
 
     def _anchors(self, step: int, index: int) -> NDArray[np.int64]:
         rng = generator(self.job.request.seed, "anchors", step, int(index))
@@ -233,20 +231,6 @@ class Training:
                 "choose another folder"
             )
         return state
-
-    def _result(self) -> TrainResult:
-        state = self.state
-        return TrainResult(
-            folder=self.job.out,
-            design=self.job.request.reuse,
-            parameters=sum(p.numel() for p in self.net.parameters() if p.requires_grad),
-            steps=state.step,
-            tokens=state.tokens,
-            seconds=state.seconds,
-            tokens_per_second=state.tokens / max(state.seconds, 1e-9),
-            loss=state.tail_loss / max(1, state.tail_steps),
-            peak_memory_gib=peak_memory_gib(self.job.device),
-        )
 
 
 def autocast(job: Job) -> torch.autocast:
