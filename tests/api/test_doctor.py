@@ -124,6 +124,9 @@ def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:
     )
     assert {row["status"] for row in examine(healthy)} == {"well"} | {"unknown"}
     assert faults(examine(Evidence(counts=SpeculationCounts(259, 1025, 357, (170, 100, 60, 27))))) == []
+    short = Evidence(trace=synthetic_trace(1, 24, 1, 6), costs=replace(COSTS, plain=(0.9,) * len(COSTS.contexts)))
+    assert short.best[0] < 1, "plain decoding saves what the loop of drafting takes besides"
+    assert faults(examine(short)) == [], "and no cost of drafting or verifying is to blame"
     for unlike in (SpeculationCounts(900, 1200, 660, (600, 50, 10)), SpeculationCounts(900, 2700, 660)):
         depth = [row["status"] for row in examine(Evidence(counts=unlike)) if row["check"] == "depth"]
         assert depth == ["unknown"]  # drafts that ended earlier did not fail there, or no position is counted

@@ -175,6 +175,8 @@ def test_prompts_are_chosen(models: dict[str, Any], tmp_path: Path) -> None:
     assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1]
     run(models, tmp_path / "two", limit=3)  # more of the same file extends the run
     assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1, 2]
+    with pytest.warns(UserWarning, match=r"holds more prompts than are asked for now \(1\), which count too"):
+        run(models, tmp_path / "two", limit=2)
     run(models, tmp_path / "three", per_task=1)  # of every split
     assert [p.index for p in read_trace(tmp_path / "three").prompts] == [0, 1, 4, 5]
 

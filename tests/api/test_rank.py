@@ -144,11 +144,13 @@ ORDERS = [(2, 1, 3, "as modelled"), (1, None, None, "not tell"), (1, 1, 3, "not 
 
 @pytest.mark.parametrize(("slower", "low", "high", "said"), ORDERS)
 def test_the_live_order_is_said_with_what_its_intervals_tell(ranked, capsys, slower, low, high, said) -> None:
-    rows = [row for row in ranked[1] if row.get("rank") and row["task"] == "all"][:2]
+    rows = [row for row in ranked[1] if row.get("run") and row["task"] == "all"]
     first = {"live_ratio": slower, "live_ratio_low": low, "live_ratio_high": low and 2, "live_mismatched_prompts": 0}
     second = first | {"live_ratio": 1.5, "live_ratio_low": low, "live_ratio_high": high}
     show_ranking([rows[0] | first, rows[1] | second])
     assert said in capsys.readouterr().out.replace("\n", " ")
+    show_ranking([rows[0] | first | {"live_ratio": 0.9}, ranked[1][0] | {"drafter": NO_DRAFT}])
+    assert f"another one, of drafters that these prompts do not tell apart: {NO_DRAFT}" in capsys.readouterr().out
 
 
 def test_a_fitted_rule_decodes_prompts_live_that_it_did_not_learn_from(asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -29,6 +30,10 @@ def test_rows_are_a_list_of_dicts_with_one_verdict_and_an_escaped_table() -> Non
     assert "0.25 [0.125, 0.375]" in html
     assert "fixed:2" not in html  # of several tasks, all of them together
     assert Rows().verdict == ""
+    single = Rows([{"gain": 0.25, "gain_low": math.nan, "gain_high": math.nan, "speed": math.nan}])._repr_html_()
+    assert "<td>0.25</td>" in single
+    assert "nan" not in single
+    assert "speed" not in single
 
 
 def test_rows_become_a_data_frame() -> None:

@@ -30,6 +30,7 @@ from draftgauge.replaying.verdict import Verdict, verdict_of
             Verdict("a", "a", 1.3, 1.2, 1.4, 7, command="draftgauge bench --seconds 5", live=True),
             "or a longer --seconds",
         ),
+        (Verdict("a", "a", 1.3, 1.2, 1.4, 7, command="draftgauge profile --seconds 5"), "--out, or a longer --seconds"),
         (
             Verdict("two-source", "two-source", 1.3, 1.2, 1.4, 20, text_only=True),
             "modelled on 20 prompts. All that it proposes is looked up in the text",

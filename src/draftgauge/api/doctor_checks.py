@@ -94,7 +94,7 @@ class Evidence:
     @property
     def near_chance(self) -> bool:
         rate, chance, count = self.first or (0.0, 0.0, 0)
-        return count > 0 and rate - chance <= TOO_RARE * (1 - chance)
+        return count > 0 and chance < 1 and rate - chance <= TOO_RARE * (1 - chance)
 
     @property
     def too_rare(self) -> bool:
@@ -275,12 +275,14 @@ def _too_expensive(e: Evidence, cost: str, part: str) -> Seen:
         return None
     free = replace(e.costs, draft=tuple((0.0,) * len(row) for row in e.costs.draft), catch_up=(), signals=0.0)
     flat = replace(e.costs, verify=tuple((row[0],) * len(row) for row in e.costs.verify))
-    then, other = (best_fixed(e.trace, costs)[0] for costs in ((free, flat) if part == "draft" else (flat, free)))
+    both = replace(free, verify=flat.verify)
+    without = (free, flat, both) if part == "draft" else (flat, free, both)
+    then, other, neither = (best_fixed(e.trace, costs)[0] for costs in without)
     now = e.best[0]
     seen = f"{cost}; on all {len(e.trace.prompts)} prompts the best length is {now:.2f} times as fast as plain decoding"
     if e.too_rare and now < WORTH:  # to blame, unless no acceptance would be enough
         return None if e.best[2] is None else (False, f"{seen}, as too little is accepted")
-    if now >= 1 or then < 1 <= other:
+    if now >= 1 or (then < 1 and (other >= 1 or neither < 1)):  # the other is to blame, or none of them
         return False, seen
     return True, f"{seen}, and would be {then:.2f} times without that cost"
 

@@ -124,6 +124,8 @@ def record_runs(
             else:
                 writers = {name: TraceWriter(folders[name], manifests[name]) for name in names}
                 for name, writer in writers.items():
+                    if more := len(set(writer.done) - {prompt.index for prompt, _ in encoded}):
+                        warn(f"{writer.folder} holds more prompts than are asked for now ({more}), which count too")
                     finished = writer.manifest.complete and not missing_prompts(writer, encoded)
                     if finished and has_costs(writer, request) and not request.costs.measure:
                         warn_of_other_costs(writer.folder, manifests[name])

@@ -132,11 +132,13 @@ def _live(
     release_unused()
     if rows is None:
         return {}
-    (live,) = (each for each in rows if each["policy"] == setting and each["task"] == ALL_TASKS)
+    decodes = PLAIN if setting == NO_DRAFT else setting  # as the ranking prices it
+    (live,) = (each for each in rows if each["policy"] == decodes and each["task"] == ALL_TASKS)
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
-    modelled = plain_seconds(decoded, costs).sum() / replay(decoded, policy, costs).seconds.sum()
+    plain = plain_seconds(decoded, costs).sum()
+    modelled = 1.0 if setting == NO_DRAFT else plain / replay(decoded, policy, costs).seconds.sum()
     return ratios | {"live_modelled": modelled, "live_mismatched_prompts": live["mismatched_prompts"]}
 
 

@@ -40,6 +40,8 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
 
 def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     """Tables of all prompts, then of each task and range of lengths; what is wrong with costs."""
+    from draftgauge.policies.registry import NO_DRAFT
+
     ranked = [row for row in rows if "rank" in row]
     groups = list(dict.fromkeys((row["task"], row["context"]) for row in ranked))
     for task, context in groups:
@@ -49,7 +51,11 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:11]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
     say_how_to_fit([row["setting"] for row in ranked])
-    if live := [row for row in ranked if "live_ratio" in row]:
+    if any("live_ratio" in row for row in ranked):
+        plain = {"live_ratio": 1.0, "live_ratio_low": 1.0, "live_ratio_high": 1.0, "live_mismatched_prompts": 0}
+        whole = [row for row in ranked if (row["task"], row["context"]) == groups[0]]
+        live = [dict(row) | plain if row["drafter"] == NO_DRAFT else row for row in whole]
+        live = [row for row in live if "live_ratio" in row]
         order = sorted(live, key=lambda row: -row["live_ratio"])
         swapped = [(a, b) for a, b in combinations(live, 2) if a["live_ratio"] < b["live_ratio"]]
         ends = [(a["live_ratio_high"], b["live_ratio_low"]) for a, b in swapped]  # None of a single prompt
@@ -57,8 +63,8 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         other = "another one" if apart else "another one, of drafters that these prompts do not tell apart"
         said = other if swapped else "as modelled"
         say(f"The order of live decoding is {said}: {', '.join(row['drafter'] for row in order)}.")
-    for row in live:
-        if row["live_mismatched_prompts"]:
+    for row in ranked:
+        if row.get("live_mismatched_prompts"):
             warn(f"{row['live_mismatched_prompts']} outputs with {row['drafter']} are not those of plain decoding")
     for row in ranked:
         if row["cost_doubt"] and (row["task"], row["context"]) == groups[0]:

@@ -80,7 +80,7 @@ class WorkersSpec:
 def at_least_one(spec: Any, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
-        if value is not None and value < 1:
+        if value is not None and not value >= 1:
             raise DraftgaugeError(f"{name} must be at least 1, not {value}")
 
 

@@ -41,14 +41,19 @@ class Rows(list[dict[str, Any]]):
 def _says_something(rows: list[dict[str, Any]], key: str) -> bool:
     """Verdicts stand above the table, the ends of intervals beside their estimates."""
     inner = key.endswith(("_low", "_high")) and any(key.rpartition("_")[0] in row for row in rows)
-    return key != "verdict" and not inner and any(row.get(key) is not None for row in rows)
+    return key != "verdict" and not inner and any(_known(row.get(key)) for row in rows)
+
+
+def _known(value: Any) -> bool:
+    """Whether it is there: intervals of a single prompt are NaN."""
+    return value is not None and value == value
 
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
-    if value is None:
+    if not _known(value):
         return ""
     if not isinstance(value, float):
         return str(value)
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    return f"{value:.3g}" if low is None or high is None else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+    return f"{value:.3g}" if not (_known(low) and _known(high)) else f"{value:.3g} [{low:.3g}, {high:.3g}]"

@@ -64,8 +64,8 @@ class Verdict:
         if self.doubt:
             costs = "--measure, --cost-seconds 60" if typed else "costs measured anew (measure, cost_seconds 60)"
             return f"the costs are not to be trusted, {self.doubt}. {again} {costs} and nothing else on the machine"
-        longer = ", or a longer --seconds where these ran out" if self.live and "--seconds" in self.command else ""
-        elsewhere = " and another --out" if typed and not self.live else longer
+        longer = ", or a longer --seconds where these ran out" if "--seconds" in self.command else ""
+        elsewhere = (" and another --out" if typed and not self.live else "") + longer
         more = f"{again} more {self.unit}{elsewhere}"
         if self.prompts < MIN_PROMPTS:
             done = "decoded" if self.live else "recorded"

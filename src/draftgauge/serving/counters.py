@@ -150,7 +150,7 @@ def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | Non
             continue
         position = sample.labels.get("position", "0")
         if not 0 <= sample.value <= MAX_COUNT or not re.fullmatch("[0-9]{1,3}", position):
-            raise DraftgaugeError(f"{sample.name} at position {position!r} is {sample.value:g}, which is no count")
+            raise DraftgaugeError(f"{sample.name}{dict(sample.labels)} is {sample.value:g}, which is no count")
         if counter == _BY_POSITION:
             positions[int(position)] += sample.value
         else:

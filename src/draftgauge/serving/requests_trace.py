@@ -68,7 +68,7 @@ def request_steps(answer: Any, where: str) -> RequestSteps:
             task=str(answer.get("task", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise TraceError(f"{where} is no answer of vLLM with metrics of every step ({error!r}): {START}") from error
+        raise TraceError(f"{where} is no answer of vLLM with metrics of every step ({error}): {START}") from error
     if len(steps.drafted) != len(steps.accepted) or any(
         not 0 <= accepted <= drafted <= steps.longest <= MAX_LENGTH
         for drafted, accepted in zip(steps.drafted, steps.accepted, strict=True)

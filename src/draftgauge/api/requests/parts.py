@@ -176,5 +176,5 @@ class CostSpec:
     measure: bool = option(False, help="measure the pair's costs again.")
 
     def __post_init__(self) -> None:
-        if not self.cost_seconds >= 0:
-            raise DraftgaugeError(f"cost_seconds must be at least 0, not {self.cost_seconds:g}")
+        if not 0 <= self.cost_seconds < math.inf:
+            raise DraftgaugeError(f"cost_seconds must be at least 0 and finite, not {self.cost_seconds:g}")
