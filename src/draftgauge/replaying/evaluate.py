@@ -118,6 +118,7 @@ def evaluate(
     fixed, bound = all_fixed[best_gamma], outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs)
     rival = None if against.best_rival is None else outcomes[against.best_rival]
     plain, grams, conversation = plain_seconds(trace, costs), prompt_gram_counts(trace), conversations(trace)
+    ratio = costs.cost_ratio()
     rows: list[Row] = []
     for name, outcome in outcomes.items():
         for task, mask in task_masks(trace):
@@ -142,7 +143,7 @@ def evaluate(
                 "compression": trace.compression,
                 "task": task,
                 "split": split,
-                "cost_ratio": costs.cost_ratio(),
+                "cost_ratio": ratio,
                 "cost_doubt": costs.doubt() or None,
                 "tuned": name in against.tuned,
                 "prompts": int(mask.sum()),
