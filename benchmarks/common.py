@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from draftgauge.core.provenance import command_line, write_measurement
 console = Console(stderr=True)
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
+Row = Mapping[str, Any]
 
 
 def arguments(description: str | None, parts: Sequence[str] = ()) -> argparse.Namespace:
@@ -39,3 +40,13 @@ def save(out: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_measurement(out / name, command_line(), rows)
     console.print(f"wrote {out / name}", highlight=False)
+
+
+def interval(row: Row, key: str = "gain") -> str:
+    """A gain with its 95% interval."""
+    return f"{row[key]:+.1%} [{100 * row[f'{key}_low']:.1f}, {100 * row[f'{key}_high']:.1f}]"
+
+
+def matching(rows: Iterable[Row], key: Row) -> Iterator[Row]:
+    """The rows that have these values."""
+    return (row for row in rows if all(row.get(name) == value for name, value in key.items()))

@@ -9,17 +9,29 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from common import RESULTS, ROOT, console
+from common import RESULTS, ROOT, Row, console, interval, matching
+from kvshot_figures import (
+    by_task_table,
+    confidence_table,
+    curve_table,
+    depths_table,
+    gradients_table,
+    limits_table,
+    predictions_table,
+    prompts_differences_table,
+    recipes_table,
+    rows_table,
+    seeds_differences_table,
+    trained_table,
+)
 
 from draftgauge.core.provenance import read_measurement
 
-EQUAL_WIDTH = "equal width"
 PLACE = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
-Row = Mapping[str, Any]
 
 
 def main() -> int:
@@ -28,7 +40,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     args = parser.parse_args()
     different = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         written = with_tables(text)
         if written != text:
@@ -50,11 +62,6 @@ def with_tables(text: str) -> str:
     return PLACE.sub(table, text)
 
 
-def interval(row: Row, key: str = "gain") -> str:
-    """A gain with its 95% interval."""
-    return f"{row[key]:+.1%} [{100 * row[f'{key}_low']:.1f}, {100 * row[f'{key}_high']:.1f}]"
-
-
 REAL_RULES = ("cumulative-confidence", "stopping", "lookup-else-stopping", "two-source")
 RUN_NAMES = {
     "bf16": "torch, bfloat16",
@@ -63,6 +70,7 @@ RUN_NAMES = {
     "nf4": "torch, nf4",
     "bf16-h200": "torch, bfloat16, on an H200",
     "nf4-h200": "torch, nf4, on an H200",
+    "int8-h200": "torch, LLM.int8, on an H200",
     "Q4_K_M": "llama.cpp, Q4_K_M",
     "Q4_K_M-older": "llama.cpp, Q4_K_M, on an older CPU",
     "Q8_0": "llama.cpp, Q8_0",
@@ -164,203 +172,46 @@ def lengths_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {length} | {row['tokens_per_step']:.2f} | {' | '.join(cells)} |"
 
 
-def depths_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Tokens per step over all positions of KV drafters of several layers, at equal parameters and at equal width."""
-    found = matching(rows, {"measure": "mat", "design": "kv", "injection": "project-rope", "remedy": None})
-    pooled = [row for row in found if not {"task", "distance"} & row.keys()]
-    yield "| layers | at equal parameters | seeds | at equal width | seeds |"
-    yield "|---:|---:|---:|---:|---:|"
-    for layers in sorted({row["layers"] for row in pooled}):
-        cells = []
-        for capacity in ("equal parameters", EQUAL_WIDTH):
-            own = next(matching(pooled, {"layers": layers, "capacity": capacity}), None)
-            cells += [_estimate(own), str(own["seeds"])] if own else ["", ""]
-        yield f"| {layers} | {' | '.join(cells)} |"
+LIVE = ("bf16", "int8", "nf4", "Q4_K_M", "bf16-h200", "int8-h200", "nf4-h200")
 
 
-def predictions_table(rows: Sequence[Row]) -> Iterator[str]:
-    """The paper's predictions that a study tested."""
-    yield "| prediction | difference | p, corrected | p by seeds alone | verdict |"
-    yield "|---|---:|---:|---:|---|"
-    for row in rows:
-        if row.get("p_value") is not None and "prediction" in row:
-            found = f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
-            cells = [row["prediction"], row["statement"]]
-            figures = [found, f"{row['p_value']:.2g}", f"{row['p_seeds']:.2g}", row["verdict"]]
-            yield f"| {': '.join(cells)} | {' | '.join(figures)} |"
-
-
-def rows_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Every drafter of a study but for remedies: its size, agreement and tokens a step, these also over the control."""
-    columns = (
-        "parameters",
-        "agreement at depth 0",
-        "3",
-        "6",
-        "tokens a step",
-        "less `control`",
-        "live",
-        "seeds",
-    )
-    yield f"| drafter | {' | '.join(columns)} |"
-    yield f"|---|{'---:|' * len(columns)}"
-    kinds = ("design", "layers", "injection", "init", "capacity")
-    rows = [row for row in rows if not {"task", "distance", "remedy"} & row.keys()]
-    for pooled in matching(rows, {"measure": "mat"}):
-        own = [*matching(rows, {key: pooled[key] for key in kinds})]
-        by_measure = {row["measure"]: row for row in own if "measure" in row}
-        agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
-        size = next(row["parameters"] for row in own if "parameters" in row)
-        over = by_measure.get("mat_minus_control")
-        figures = [
-            f"{size / 1e6:.1f}M",
-            *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
-            _estimate(pooled),
-            f"{over['estimate']:+.2f} [{over['low']:+.2f}, {over['high']:+.2f}]" if over else "",
-            _estimate(by_measure["live_mat"]),
-            str(pooled["seeds"]),
+def headline_table(_: Sequence[Row]) -> Iterator[str]:
+    """Decoded live on every engine: the best fixed length and ``two-source``, over plain decoding."""
+    yield "| target | prompts | best fixed length | it over plain | `two-source` over plain |"
+    yield "|---|---:|---:|---:|---:|"
+    for run in LIVE:
+        rows = read_measurement(RESULTS / f"real-live-{run}.json").rows
+        own = {re.sub(r"^.*\.(.+)\.json$", r"\1", row["policy"]): row for row in matching(rows, {"task": "all"})}
+        fixed = next(name for name in own if name.startswith("fixed"))
+        speeds = [
+            f"{row['ratio_to_plain']:.2f}x [{row['ratio_to_plain_low']:.2f}, {row['ratio_to_plain_high']:.2f}]"
+            for row in (own[fixed], own["two-source"])
         ]
-        yield f"| {_drafter(pooled)} | {' | '.join(figures)} |"
+        yield f"| {RUN_NAMES[run]} | {own[fixed]['prompts']} | {fixed[6:]} | {' | '.join(speeds)} |"
 
 
-RECIPE_NAMES = {"ttt": "token by token", "block": "block-wise", "block-wise-markov": "block-wise, Markov head"}
-
-
-def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Both recipes of every design after as many answer positions."""
-    names = ("seeds", "agreement at depth 0", "3", "6", "tokens a step", "live", "seconds of training", "a draft of 7")
-    yield f"| design | trained | {' | '.join(names)} |"
-    yield f"|---|---|{'---:|' * len(names)}"
-    runs = [row for row in rows if "recipe" in row]
-    for design, recipe, run in ordered((row["design"], row["recipe"], row.get("run")) for row in runs):
-        this = {"design": design, "run": run}
-        seconds = [row["seconds_draft"] for row in matching(runs, this | {"recipe": recipe})]
-        remedy = {"ttt": None, "block": "block-wise"}.get(recipe, recipe)
-        own = [row for row in matching(rows, this | {"remedy": remedy}) if "capacity" in row]
-        agreement = {row["depth"]: row["agreement"] for row in own if "survival_high" in row}
-        by_measure = {row["measure"]: row for row in own if "measure" in row and "task" not in row}
-        trained = [row["train_seconds"] for row in matching(rows, this | {"curve": recipe})]
-        trained = trained or [row["train_seconds"] for row in own if "train_seconds" in row]
-        cells = [
-            *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
-            *(_estimate(by_measure[each]) if each in by_measure else "" for each in ("mat", "live_mat")),
-            f"{trained[-1]:.0f}",
-            "" if None in seconds else f"{1e3 * min(seconds):.1f} ms",
+def batches_table(rows: Sequence[Row]) -> Iterator[str]:
+    """By requests at once: the best fixed length live and in replay, and ``stopping`` over it."""
+    yield "| requests | best fixed length, live | and in replay, at the live speed of | `stopping` |"
+    yield "|---:|---:|---:|---:|"
+    for batch in dict.fromkeys(row["batch"] for row in rows if "policy" in row):
+        own = [*matching(rows, {"batch": batch})]
+        live, replayed = (next(matching(own, {key: True})) for key in ("best_live", "best_replayed"))
+        stopping = next(row for row in own if row["policy"].startswith("stopping"))
+        share = [
+            "{share_of_best_live:.2f} [{share_of_best_live_low:.2f}, {share_of_best_live_high:.2f}]".format(**row)
+            for row in (replayed, stopping)
         ]
-        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {run or len(seconds)} | {' | '.join(cells)} |"
-
-
-def ordered(found: Iterable[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
-    """Each once, designs together, recipes in the order of their names."""
-    once = list(dict.fromkeys(found))
-    designs, recipes = list(dict.fromkeys(each[0] for each in once)), list(RECIPE_NAMES)
-    return sorted(once, key=lambda each: (designs.index(each[0]), recipes.index(each[1]), str(each[2])))
-
-
-def curve_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Tokens a step of every design at every checkpoint, and of both recipes after equal seconds of training."""
-    found = [row for row in rows if "curve" in row]
-    first = [*matching(found, {key: found[0].get(key) for key in ("design", "curve", "run")})]
-    shown = " | ".join(f"{row['tokens_seen']:,.0f}" for row in first)
-    equal = [row for row in rows if "equal_seconds" in row]
-    yield f"| design | trained | {shown} positions |{' after equal seconds |' if equal else ''}"
-    yield f"|---|---|{'---:|' * (len(first) + bool(equal))}"
-    for design, recipe, run in ordered((row["design"], row["curve"], row.get("run")) for row in found):
-        this = {"design": design, "curve": recipe, "run": run}
-        own = [f"{row['tokens_per_step']:.2f}" for row in matching(found, this)]
-        at = [f"{row[recipe]:.2f}" for row in matching(equal, {"design": design}) if recipe in row]
-        name = RECIPE_NAMES[recipe] + (f", {run}" if run else "")
-        yield f"| `{design}` | {name} | {' | '.join([*own, ', '.join(at)] if equal else own)} |"
-
-
-def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Gradients of a drafter's own keys and values over those of its queries."""
-    found = [row for row in rows if "trained" in row]
-    yield "| design | trained | seeds | keys over queries | values over queries |"
-    yield "|---|---|---:|---:|---:|"
-    for design, recipe in dict.fromkeys((row["design"], row["by"]) for row in found):
-        own = [row for row in found if (row["design"], row["by"]) == (design, recipe)]
-        sizes = [[row["over_queries"] for row in own if row["trained"] == kind] for kind in ("keys", "values")]
-        cells = [f"{min(each):.2f} to {max(each):.2f}" if len(each) > 1 else f"{each[0]:.2f}" for each in sizes]
-        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {len(sizes[0])} | {' | '.join(cells)} |"
-
-
-def limits_table(rows: Sequence[Row]) -> Iterator[str]:
-    """How far a drafter's attention is from the target's at the first and the last depth, in the first layer that it
-    reads, and how many directions its projections use."""
-    names = ("KL at depth 0 (of uniform attention)", "at depth 6", "effective rank of queries", "keys", "values")
-    yield f"| design | trained | {' | '.join(names)} |"
-    yield f"|---|---|{'---:|' * len(names)}"
-    found = [row for row in rows if "effective_rank" in row]
-    for design, remedy in dict.fromkeys((row["design"], row.get("remedy")) for row in found):
-        own = {"design": design, "remedy": remedy}
-        queries = [row for row in matching(rows, own) if "query_kl" in row]
-        layer = min((row["target_layer"] for row in queries), default=None)
-        at = {row["depth"]: row for row in queries if row["target_layer"] == layer}
-        cells = [f"{at[d]['query_kl']:.2f} ({at[d]['uniform_kl']:.2f})" if at else "" for d in (0, 6)]
-        last = [*matching(found, own)][-3:]  # of two attentions the one over the target's keys
-        cells += [f"{row['effective_rank']:.0f} of {row['full_rank']:.0f}" for row in last]
-        recipe = {None: "ttt", "block-wise": "block"}.get(remedy, remedy)
-        yield f"| `{design}` | {RECIPE_NAMES[recipe]} | {' | '.join(cells)} |"
-
-
-def trained_table(rows: Sequence[Row]) -> Iterator[str]:
-    """Drafters of a published model from the fastest: their training, acceptance, and speed modelled and live."""
-    alone = {row["alone"]: f"{row['ratio_to_plain']:.2f}" for row in rows if "alone" in row}
-    names = ("drafter", "positions", "minutes", "accepted at depth 1, 2, ...", *["alone"] * bool(alone), "setting")
-    yield f"| {' | '.join(names)} | tokens a step | the drafter's | x plain | over lookup | live |"
-    yield f"|---|---:|---:|---|{'---:|' * bool(alone)}---|{'---:|' * 5}"
-    trained = {row["trained"]: row for row in rows if "trained" in row}
-    for row in matching(rows, {"task": "all", "context": None}):
-        name = row["drafter"].rpartition("/")[2]
-        own = trained.get(name)
-        rates = [row.get(f"alpha_{depth}") for depth in range(1, 6)]
-        depths = [f"{rate:.2f}" for rate in rates if rate is not None]
-        live = (
-            "{live_ratio:.2f}x [{live_ratio_low:.2f}, {live_ratio_high:.2f}]".format(**row)
-            if "live_ratio" in row
-            else ""
-        )
-        cells = [
-            *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else ("", "")),
-            " ".join(depths),
-            *([alone.get(name, "")] if alone else []),
-            f"`{row['setting']}`",
-            f"{row['tokens_per_step']:.2f}",
-            f"{row['source_model']:.2f}" if depths else "",
-            f"{row['ratio_to_plain']:.2f}",
-            "" if name in ("lookup", "no-draft") else interval(row, "gain_over_lookup"),
-            live,
-        ]
-        yield f"| `{name}` | {' | '.join(cells)} |"
-
-
-def _drafter(row: Row) -> str:
-    """A drafter of the study, in words."""
-    parts = [f"`{row['design']}`"]
-    if row["design"] == "kv" and row["injection"] != "project-rope":
-        parts.append(row["injection"])
-    if row["layers"] > 1:
-        parts.append(f"{row['layers']} layers")
-    if row["capacity"] == EQUAL_WIDTH:
-        parts.append("equal width")
-    if row["init"] == "warm":
-        parts.append("warm start")
-    return ", ".join(parts)
-
-
-def matching(rows: Iterable[Row], key: Row) -> Iterator[Row]:
-    """The rows that have these values."""
-    return (row for row in rows if all(row.get(name) == value for name, value in key.items()))
-
-
-def _estimate(row: Row) -> str:
-    return f"{row['estimate']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        same = live is replayed
+        in_replay = replayed["policy"][6:] + ("" if same else f": {share[0]}")
+        yield f"| {batch} | {live['policy'][6:]} | {in_replay} | {share[1]} |"
 
 
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "best length": ("real-speckv.json", best_length_table),
     "lengths": ("real-speckv.json", lengths_table),
+    "real headline": ("real-live-bf16.json", headline_table),
+    "batches": ("batch.json", batches_table),
     "real pair": ("real-replayed.json", real_table),
     "real held out": ("real-replayed.json", real_held_out_table),
     "real live": ("real-live-bf16.json", real_live_table),
@@ -385,6 +236,15 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "recipes on SmolLM2": ("kvshot-smollm2.json", recipes_table),
     "learning curve on SmolLM2": ("kvshot-smollm2.json", curve_table),
     "widths": ("kvshot-width.json", rows_table),
+    "remedies": ("kvshot-full.json", seeds_differences_table),
+    "differences": ("kvshot-block.json", seeds_differences_table),
+    "differences on SmolLM2": ("kvshot-smollm2.json", prompts_differences_table),
+    "confidence head": ("confidence-head.json", confidence_table),
+    "real pair ranked": ("rank-qwen.json", trained_table),
+    "real pair by task": ("rank-qwen.json", by_task_table),
+    "by task on SmolLM2": ("trained-smollm2.json", by_task_table),
+    "by task on a GPU": ("rank-h200.json", by_task_table),
+    "by task on a CPU": ("rank-qwen-trained.json", by_task_table),
 }
 
 if __name__ == "__main__":

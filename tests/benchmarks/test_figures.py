@@ -10,7 +10,7 @@ from draftgauge.api.replay import replay
 from draftgauge.core.provenance import read_measurement
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/kvshot.md", "docs/real-pair.md", "docs/speckv.md")
+PAGES = ("README.md", "docs/kvshot.md", "docs/real-pair.md", "docs/results/kvshot/README.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
