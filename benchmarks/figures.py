@@ -172,6 +172,21 @@ def lengths_table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {length} | {row['tokens_per_step']:.2f} | {' | '.join(cells)} |"
 
 
+def shipped_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Rules fitted and as they ship over plain decoding, and ``two-source`` over the best simpler rule, paired."""
+    names = ("`two-source`, fitted", "as shipped", "`stopping`, fitted", "as shipped")
+    yield f"| target | `two-source` over the best simpler rule | which | {' | '.join(names)} |"
+    yield f"|---|---:|---|{'---:|' * len(names)}"
+    for run in RUN_NAMES:
+        own = {row["policy"]: row for row in matching(rows, {"run": run, "design": "all tasks", "task": "all"})}
+        if own:
+            rules = ("two-source", "two-source (as shipped)", "stopping", "stopping (as shipped)")
+            speeds = " | ".join(f"{own[rule]['ratio_to_plain']:.2f}x" for rule in rules)
+            best = own["two-source"]
+            over = interval(best, "gain_over_rival")
+            yield f"| {RUN_NAMES[run]} | {over} | `{best['best_rival']}` | {speeds} |"
+
+
 LIVE = ("bf16", "int8", "nf4", "Q4_K_M", "bf16-h200", "int8-h200", "nf4-h200")
 
 
@@ -217,6 +232,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real live": ("real-live-bf16.json", real_live_table),
     "real transformers": ("real-transformers-bf16.json", real_live_table),
     "real live H200": ("real-live-bf16-h200.json", partial(real_live_table, run="bf16-h200")),
+    "real shipped": ("real-replayed.json", shipped_table),
+    "real live int8 H200": ("real-live-int8-h200.json", partial(real_live_table, run="int8-h200")),
     "real live nf4 H200": ("real-live-nf4-h200.json", partial(real_live_table, run="nf4-h200")),
     "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
     "real live int8": ("real-live-int8.json", partial(real_live_table, run="int8")),
