@@ -84,6 +84,7 @@ lint: $(VENV)/.linters
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_structure.py
+	$(BIN)/python tools/check_prose.py
 
 types: $(VENV)/.linters
 	$(BIN)/mypy
