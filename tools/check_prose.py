@@ -25,7 +25,7 @@ CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 NOT_PROSE = re.compile(r"^\s*(#|\||<!--|:::|!\[)")
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+|^\s+(?=\w+: )")
-SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*']*\s+(?=[A-Z`*\"(\[])")
+SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*']*\s+(?=[A-Z0-9`*\"(\[])")
 NUMBER = re.compile(r"[\[(\"+*-]*\d[\d,.:]*(x|%|s|ms|us)?[\])\"*,.;:]*")
 
 
