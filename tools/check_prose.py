@@ -26,7 +26,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 NOT_PROSE = re.compile(r"^\s*(#|\||<!--|:::|!\[)")
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+|^\s+(?=\w+: )")
 SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*']*\s+(?=[A-Z0-9`*\"(\[])")
-NUMBER = re.compile(r"[\[(\"+*-]*\d[\d,.:]*(x|%|s|ms|us)?[\])\"*,.;:]*")
+NUMBER = re.compile(r"[\[(\"+*-]*\d[\d,.:]*(x|%|s|ms|us)?[\])\"*,.;:!?]*")
 
 
 def main(*arguments: str) -> int:
