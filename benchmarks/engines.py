@@ -1,4 +1,4 @@
-"""Makes the table "How far the advice was off" of docs/serving.md: serving engines on the bundled pair.
+"""Makes the table of docs/results/serving: how far the advice was off, for serving engines on the bundled pair.
 
 Needs what ``make test-engines`` sets up, and its environment (``python tools/engines.py environment``). Every part is
 saved as soon as it is measured; run again, only parts that are missing are measured, or those named with ``--part``.

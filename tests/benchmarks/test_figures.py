@@ -10,14 +10,14 @@ from draftgauge.api.replay import replay
 from draftgauge.core.provenance import read_measurement
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/kvshot.md", "docs/real-pair.md", "docs/results/kvshot/README.md")
+PAGES = [page for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if "<!-- figures" in page.read_text()]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_show_the_published_rows(page: str) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name + page.stem)
+def test_pages_show_the_published_rows(page: Path) -> None:
     from figures import PLACE, with_tables
 
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     assert PLACE.search(text)
     assert with_tables(text) == text
     end = "<!-- end of figures -->"
