@@ -1,4 +1,4 @@
-"""The checks of the structure: the package passes them, and each finds what it is there to find."""
+"""The checks of the structure and the prose: package and pages pass them, and each finds what it is there to find."""
 
 from __future__ import annotations
 
@@ -102,3 +102,23 @@ def test_what_grows_over_its_limit_is_named(
     assert "docs/results/**/*: 4,401 kB, more than 4,300" in said.err
     assert f"src/draftgauge/core/c.py: {check.LONGEST_FILE + 1} lines" in said.err
     assert "core" in said.out
+
+
+def test_the_pages_pass_and_what_is_wrong_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import check_prose
+
+    assert check_prose.main() == 0, capsys.readouterr().err
+    monkeypatch.setattr(check_prose, "ROOT", tmp_path)
+    sound = f"# 1 2, a\n[A](#1-2-a). {'Word ' * 25}.\n- 1 2 3 `4`.\n| {'c ' * 30} |\n```\n{'d ' * 30}\n```\n"
+    (tmp_path / "page.md").write_text(sound)
+    assert check_prose.main() == 0, capsys.readouterr().err
+    (tmp_path / "page.md").write_text(
+        f"{sound}{'word ' * 26}. 1%, 2.0x, +3 [4]! [b](#tail) [c](gone.md) {'`d`. ' * 900}"
+    )
+    assert check_prose.main() == 1
+    said = capsys.readouterr().err
+    for found in ("26 words, 0 numbers", "4 numbers", "#tail, a heading", "gone.md, which", "words, more than 900"):
+        assert found in said
