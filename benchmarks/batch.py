@@ -38,8 +38,8 @@ from draftgauge.api.runs import read_run
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.meter import BatchMeterPlan, measure_batches
-from draftgauge.models.lean import LeanModel
-from draftgauge.models.rows import StaticRows
+from draftgauge.models.engines.lean import LeanModel
+from draftgauge.models.engines.static_rows import StaticRows
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.replaying.batched import BatchReplay, replay_batch
 from draftgauge.traces.batch_costs import BatchCosts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftgauge.models.static_model import StaticModel
+from draftgauge.models.engines.static import StaticModel
 from tiny import noisy, tiny_model
 
 

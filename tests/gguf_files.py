@@ -34,7 +34,7 @@ runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
 
 def need_libllama() -> None:
     """Skip where there is no libllama, or no package gguf."""
-    from draftgauge.models.gguf_library import libllama
+    from draftgauge.models.engines.gguf_library import libllama
 
     if importlib.util.find_spec("gguf") is None:
         pytest.skip("needs the package gguf: pip install 'draftgauge[gguf]'")

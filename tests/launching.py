@@ -20,7 +20,7 @@ from draftgauge.serving.endpoint import ServerError, fetch_text
 START_SECONDS = 400.0
 END_SECONDS = 30.0
 _SHOWN = 2000
-# What draftgauge sets for libllama beside torch (models/gguf_library.py); a server's threads would sleep between sums.
+# What draftgauge sets for libllama beside torch (engines/gguf_library.py); a server's threads would sleep between sums.
 OWN = ("OMP_WAIT_POLICY",)
 
 

@@ -21,7 +21,7 @@ from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
-from draftgauge.models import rows as static_rows
+from draftgauge.models.engines import static_rows
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.batch import WHOLE_BATCH, WholeBatch
 from draftgauge.replaying.batch_rows import ROUNDS, batch_rows, queues_of

@@ -21,10 +21,10 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.live import new_drafter
 from draftgauge.drafters.source import Drafting
-from draftgauge.models import rows as static_rows
 from draftgauge.models.base import CachedModel
+from draftgauge.models.engines import static_rows
+from draftgauge.models.engines.static_rows import StaticRows
 from draftgauge.models.loading import wrap
-from draftgauge.models.rows import StaticRows
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
 from draftgauge.policies.batch import PerRequest

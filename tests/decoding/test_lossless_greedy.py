@@ -14,8 +14,8 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
 from draftgauge.models.base import CachedModel
+from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
-from draftgauge.models.static_model import StaticModel
 from draftgauge.policies.base import Extends, PolicyBase, Signal
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import POLICIES, make_policy

@@ -22,8 +22,8 @@ from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.models.engines.static_rows import StaticRows
 from draftgauge.models.reference import PAIR_FOLDER
-from draftgauge.models.rows import StaticRows
 from draftgauge.policies.batch import make_batch_policy
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.manifest import Manifest

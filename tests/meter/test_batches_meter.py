@@ -9,7 +9,7 @@ from batched_models import static_pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.batched import BatchRun, Pass, batched_decode
 from draftgauge.meter import BatchMeterPlan, batches, measure_batches
-from draftgauge.models.static_model import StaticModel
+from draftgauge.models.engines.static import StaticModel
 from tiny import tokens
 
 TEXT = tokens(200, 3).tolist()

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models import lean, lean_ops
 from draftgauge.models.base import CachedModel
+from draftgauge.models.engines import lean, lean_ops
+from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
-from draftgauge.models.static_model import StaticModel
 from tiny import ATTENTION, FAMILIES, LEAN, MIXTURES, one_pass, tiny_model, tokens
 
 # "lean-packed" is the lean engine with all its linears packed: tiny ones are not, unless told to

@@ -84,7 +84,7 @@ def test_experts_are_counted_where_a_pass_is_split_and_not_where_a_router_names_
     DBRX return scores alone."""
     model = tiny_model(MIXTURES[0])
     whole = experts_read(wrap(model, "lean"), TEXT.tolist(), 5)
-    monkeypatch.setattr("draftgauge.models.lean.PREFILL_CHUNK", 20)
+    monkeypatch.setattr("draftgauge.models.engines.lean.PREFILL_CHUNK", 20)
     assert experts_read(wrap(model, "lean"), TEXT.tolist()[:22], 5) == pytest.approx(
         experts_read(wrap(model, "lean"), TEXT.tolist()[:20], 5)
     )

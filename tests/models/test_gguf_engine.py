@@ -21,8 +21,8 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.dense import draft_densely
-from draftgauge.models.gguf import BRANCHES, GgufModel
-from draftgauge.models.gguf_library import check_gguf_vocabulary
+from draftgauge.models.engines.gguf import BRANCHES, GgufModel
+from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import PAIR_FOLDER, reference_path

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import MissingLibraryError
-from draftgauge.models import gguf_library
-from draftgauge.models.gguf_library import (
+from draftgauge.models.engines import gguf_library
+from draftgauge.models.engines.gguf_library import (
     CONTEXT_DEFAULTS,
     FUNCTIONS,
     MODEL_DEFAULTS,

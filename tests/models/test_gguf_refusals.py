@@ -11,9 +11,9 @@ import pytest
 from command_line import draftgauge
 from draftgauge.core.errors import MissingLibraryError, ModelError
 from draftgauge.drafters.dense import draft_densely
-from draftgauge.models import gguf_library
+from draftgauge.models.engines import gguf_library
+from draftgauge.models.engines.gguf_library import libllama
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.gguf_library import libllama
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from tiny import save_tiny, tiny_model, tokens
 

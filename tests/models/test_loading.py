@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma2PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.models.gguf import GGUF_ENGINES
+from draftgauge.models.engines.gguf import GGUF_ENGINES
 from draftgauge.models.loading import ENGINES, load_model, load_tokenizer
 from draftgauge.models.reference import PARTS, reference_path, resolve_source
 from models.test_folder import edit

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.base import UnreadDraft
-from draftgauge.models import lean, static_model
+from draftgauge.models.engines import lean, static
+from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
-from draftgauge.models.static_model import StaticModel
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.fixed import FixedLength
 from tiny import tiny_model, tokens
@@ -79,9 +79,9 @@ def test_buckets_double_with_the_text_up_to_the_capacity(monkeypatch: pytest.Mon
 
 def test_a_long_prompt_runs_as_the_lean_engines() -> None:
     model = StaticModel(tiny_model())
-    model.forward(tokens(static_model.STATIC_TOKENS + 1))
+    model.forward(tokens(static.STATIC_TOKENS + 1))
     assert model._passes == {}
-    model.forward(tokens(static_model.STATIC_TOKENS))
+    model.forward(tokens(static.STATIC_TOKENS))
     assert len(model._passes) == 1
 
 

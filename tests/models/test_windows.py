@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_families import window_of
+from draftgauge.models.engines.lean import LeanModel
+from draftgauge.models.engines.lean_families import window_of
+from draftgauge.models.engines.static_rows import StaticRows
 from draftgauge.models.loading import wrap
-from draftgauge.models.rows import StaticRows
 from draftgauge.policies.fixed import FixedLength
 from models.test_engines import assert_same, build, check_branches
 from tiny import noisy, one_pass, tiny_model, tokens

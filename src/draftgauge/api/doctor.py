@@ -27,8 +27,8 @@ from draftgauge.drafters.reuse.persistence import is_drafter, read_description, 
 from draftgauge.drafters.source import drafter_kind
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
+from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.fingerprint import files_of
-from draftgauge.models.gguf_library import is_gguf
 from draftgauge.models.loading import load_tokenizer, quantisation_method
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps

@@ -20,8 +20,8 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
+from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with

@@ -30,10 +30,10 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches
 from draftgauge.models.compression import draft_compression
+from draftgauge.models.engines.lean import LeanModel
+from draftgauge.models.engines.static_rows import check_caches_fit
 from draftgauge.models.experts import experts_read
-from draftgauge.models.lean import LeanModel
 from draftgauge.models.loading import engine_at, planned_dtype
-from draftgauge.models.rows import check_caches_fit
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry

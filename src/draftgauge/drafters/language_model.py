@@ -16,9 +16,9 @@ from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Sourc
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import generator_on, upload
+from draftgauge.models.engines.gguf import GGUF_ENGINES
+from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.gguf import GGUF_ENGINES
-from draftgauge.models.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps

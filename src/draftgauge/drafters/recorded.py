@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.base import Drafter, RunsModel
 from draftgauge.models.base import CachedModel
-from draftgauge.models.rows import graph_pool
-from draftgauge.models.static_model import StaticModel
+from draftgauge.models.engines.static import StaticModel
+from draftgauge.models.engines.static_rows import graph_pool
 
 Result = TypeVar("Result")
 

@@ -25,7 +25,7 @@ from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDraft
 from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.compression import half_precision
-from draftgauge.models.lean import LeanModel
+from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.policies.registry import make_policy

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.folder import INDEX, model_folder
-from draftgauge.models.gguf_library import is_gguf
 
 WHOLE = 64 << 20  # bytes up to which a file is hashed whole
 EDGE = 1 << 20  # bytes taken from either end of a larger one

@@ -26,14 +26,14 @@ from draftgauge.models.compression import (
     quantization_config,
 )
 from draftgauge.models.device import choose_device
+from draftgauge.models.engines.gguf import EXACT, GGUF_ENGINES, GgufModel
+from draftgauge.models.engines.gguf_library import INSTALL, is_gguf
+from draftgauge.models.engines.lean import LeanModel
+from draftgauge.models.engines.lean_families import of_a_family, why_not_lean, why_not_recorded
+from draftgauge.models.engines.modules_model import ModulesModel
+from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, explained, model_folder
-from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
-from draftgauge.models.gguf_library import INSTALL, is_gguf
-from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_families import of_a_family, why_not_lean, why_not_recorded
-from draftgauge.models.modules_model import ModulesModel
 from draftgauge.models.spec import read_configuration
-from draftgauge.models.static_model import StaticModel
 from draftgauge.models.transformers_calls import no_bars
 
 ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)

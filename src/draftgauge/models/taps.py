@@ -19,10 +19,10 @@ from transformers.cache_utils import DynamicLayer
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import CachedModel
-from draftgauge.models.gguf import GgufModel
+from draftgauge.models.engines.gguf import GgufModel
+from draftgauge.models.engines.lean import LeanModel
+from draftgauge.models.engines.modules_model import ModulesModel, rollback_cache
 from draftgauge.models.hidden import HiddenStates, watching
-from draftgauge.models.lean import LeanModel
-from draftgauge.models.modules_model import ModulesModel, rollback_cache
 from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.lean_families import LENGTH_DEPENDENT_ROPE
+from draftgauge.models.engines.lean_families import LENGTH_DEPENDENT_ROPE
 
 FORMATS = (
     "EAGLE-3 (SafeAILab, SGLang, DeepSpec, speculators) and DFlash or DSpark (z-lab, SpecForge, DeepSpec, speculators)"

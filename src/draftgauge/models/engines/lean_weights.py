@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.hidden import ScoreRule, score_rule
-from draftgauge.models.lean_families import (
+from draftgauge.models.engines.lean_families import (
     ACTIVATIONS,
     GEMMA,
     Window,
@@ -25,7 +24,7 @@ from draftgauge.models.lean_families import (
     why_not_recorded,
     window_of,
 )
-from draftgauge.models.lean_ops import (
+from draftgauge.models.engines.lean_ops import (
     Norm,
     Projection,
     Residual,
@@ -37,6 +36,7 @@ from draftgauge.models.lean_ops import (
     residual,
     rotation,
 )
+from draftgauge.models.hidden import ScoreRule, score_rule
 
 Update = Callable[[Tensor], object]
 Mix = Callable[..., Tensor]
@@ -90,7 +90,7 @@ class LeanWeights:
 def fuse(model: PreTrainedModel) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
-    The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears (:mod:`lean_ops`);
+    The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears (`lean_ops`);
     otherwise the model's own linears become views of the fused weights. Quantised linears and experts are called as
     they are.
     """

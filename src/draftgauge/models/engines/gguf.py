@@ -18,7 +18,15 @@ from torch import Tensor
 
 from draftgauge.core.errors import MissingLibraryError, ModelError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.gguf_library import INSTALL, Batch, end_tokens_of, last_error, libllama, metadata, open_model
+from draftgauge.models.engines.gguf_library import (
+    INSTALL,
+    Batch,
+    end_tokens_of,
+    last_error,
+    libllama,
+    metadata,
+    open_model,
+)
 from draftgauge.models.spec import check_context, check_starts
 
 EXACT, FAST = GGUF_ENGINES = ("gguf", "gguf-fast")

@@ -2,9 +2,9 @@
 sequences.
 
 A pass takes ``T`` tokens, possibly another number of each row. All go through the linears side by side; for attention,
-queries are laid out by row, padded to the longest. Letters in shapes as in :mod:`draftgauge.models.lean`; ``R`` rows of
-the cache, ``B`` rows that a pass spans, ``W`` most tokens of one of them, ``C`` places of the cache that it sees, its
-*bucket*.
+queries are laid out by row, padded to the longest. Letters in shapes as in :mod:`draftgauge.models.engines.lean`;
+``R`` rows of the cache, ``B`` rows that a pass spans, ``W`` most tokens of one of them, ``C`` places of the cache that
+it sees, its *bucket*.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.device import free_bytes, upload
-from draftgauge.models.lean import PREFILL_CHUNK, LeanModel, run_layers
-from draftgauge.models.lean_attention import attend_over, masks_by_layer
-from draftgauge.models.lean_weights import LeanWeights, Mix
+from draftgauge.models.engines.lean import PREFILL_CHUNK, LeanModel, run_layers
+from draftgauge.models.engines.lean_attention import attend_over, masks_by_layer
+from draftgauge.models.engines.lean_weights import LeanWeights, Mix
 from draftgauge.models.spec import check_context
 from draftgauge.models.transformers_calls import attention_kernels
 
@@ -123,10 +123,10 @@ def _attend_by_row(queries: Tensor, seen: Tensor, mask: Tensor, slot: Tensor | N
 class StaticRows:
     """Sequences that a decoder of the lean families takes in side by side, each in a row of one cache.
 
-    Logits are those of :class:`~draftgauge.models.lean.LeanModel` up to the rounding of differently ordered sums. On a
-    GPU a pass whose shape comes again is captured as a CUDA graph; of ragged shapes, which are many and each keep
-    memory for their logits, the first :attr:`most_ragged_graphs` are, of others four times as many, and what is left is
-    launched kernel by kernel.
+    Logits are those of :class:`~draftgauge.models.engines.lean.LeanModel` up to the rounding of differently ordered
+    sums. On a GPU a pass whose shape comes again is captured as a CUDA graph. Ragged shapes are many and each keep
+    memory for their logits: the first :attr:`most_ragged_graphs` are captured, of others four times as many. What is
+    left is launched kernel by kernel.
     """
 
     most_ragged_graphs = 64

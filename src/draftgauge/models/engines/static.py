@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.models.lean import LeanModel
-from draftgauge.models.rows import FIRST_BUCKET, GraphPool, RowsPass, Run, Shape, bucket_of, graph_pool
+from draftgauge.models.engines.lean import LeanModel
+from draftgauge.models.engines.static_rows import FIRST_BUCKET, GraphPool, RowsPass, Run, Shape, bucket_of, graph_pool
 from draftgauge.models.transformers_calls import attention_kernels
 
 STATIC_TOKENS = 32  # a pass of more is a prefill and runs as the lean engine's

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.models.base import BranchSession
+from draftgauge.models.engines.lean_attention import Attend, BranchAttention, attend_over
+from draftgauge.models.engines.lean_weights import LeanWeights, fuse
 from draftgauge.models.hidden import HiddenStates
-from draftgauge.models.lean_attention import Attend, BranchAttention, attend_over
-from draftgauge.models.lean_weights import LeanWeights, fuse
 from draftgauge.models.spec import check_context, check_starts, model_spec
 from draftgauge.models.transformers_calls import attention_kernels
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from draftgauge.models.lean_weights import LeanWeights, Mix
+from draftgauge.models.engines.lean_weights import LeanWeights, Mix
 
 Attend = Callable[[int, Tensor], Tensor]
 Mask = Tensor | CausalBias | None

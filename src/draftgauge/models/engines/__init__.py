@@ -1,0 +1,1 @@
+"""What runs a model: one file, or a few of one name, for each engine."""
