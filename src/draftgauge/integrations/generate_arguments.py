@@ -77,6 +77,7 @@ def read_arguments(
         raise DraftgaugeError(f"{type(model).__name__} is an encoder-decoder: speculative() is for causal models")
     _check_config(config)
     _check_model_kwargs(model_kwargs)
+    _check_prepared(model, input_ids, model_kwargs)
     for processor in processors:
         if type(processor).__name__ in STATEFUL:
             raise DraftgaugeError(
@@ -171,6 +172,23 @@ def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
     if cache is not None and _is_filled(cache):
         raise DraftgaugeError(
             f"draftgauge.speculative keeps a cache of its own and cannot honour past_key_values: {INSTEAD}"
+        )
+
+
+def _check_prepared(model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> None:
+    """Refuse a model that makes something else of the prompt for its first pass, or fills its cache before it."""
+    made = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
+    ids, mask = made.pop("input_ids", None), made.get("attention_mask")
+    longer = isinstance(mask, Tensor) and mask.ndim == input_ids.ndim and mask.shape != input_ids.shape
+    added = [name for name in made.keys() - {*DERIVED, *model_kwargs} if isinstance(made[name], Tensor)]
+    filled = any(made.get(name) is not None and _is_filled(made[name]) for name in CACHES)
+    places = [each.get("position_ids") for each in (model_kwargs, made)]
+    own = getattr(model.prepare_inputs_for_generation, "__module__", "").startswith("transformers.")  # count as forward
+    moved = not own and all(isinstance(each, Tensor) for each in places) and not torch.equal(*places)
+    if longer or added or filled or moved or ids is None or not torch.equal(ids.to(input_ids.device), input_ids):
+        raise DraftgaugeError(
+            f"the prepare_inputs_for_generation of this {type(model).__name__} changes the prompt before its first pass "
+            "(prompt tuning does), and draftgauge.speculative cannot: call generate without custom_generate"
         )
 
 

@@ -20,7 +20,7 @@ from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.lean import LeanModel
-from draftgauge.models.lean_families import why_not_lean
+from draftgauge.models.lean_families import PLAIN_TENSORS, why_not_lean
 from draftgauge.models.lean_ops import packs
 from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.models.taps import Taps, attach_taps
@@ -103,21 +103,26 @@ class BoundPair:
 def _weights(model: CachedModel) -> tuple[tuple[int, int] | float, ...]:
     """What tells that a model's weights are still those that an engine has taken over. PyTorch counts writes to a
     tensor, but neither those through ``.data`` nor those of fused optimisers. So where an engine holds copies of
-    weights, these are looked at: their norm, and the sum of some elements."""
-    parameters = list(model.module.parameters())
-    written = tuple((each.data_ptr(), 0 if each.is_inference() else each._version) for each in parameters)
-    if not isinstance(model, LeanModel):
+    weights, or tables made of buffers and numbers, these are looked at: of tensors the norm, and the sum of some
+    elements. A tensor of a subclass is never copied: which one it is suffices."""
+    module, lean = model.module, isinstance(model, LeanModel)
+    tensors = [*module.parameters(), *(module.buffers() if lean else ())]
+    plain = [each for each in tensors if type(each) in PLAIN_TENSORS]
+    others = tuple((id(each), 0) for each in tensors if type(each) not in PLAIN_TENSORS)
+    written = (*others, *((each.data_ptr(), 0 if each.is_inference() else each._version) for each in plain))
+    if not lean:
         return written
-    packed = packs(model.module)
+    numbers = [value for part in module.modules() for value in vars(part).values() if type(value) is float]
+    packed = packs(module)
     figures: list[Tensor] = []
-    for weight in parameters:
-        if weight.is_floating_point() and (packed or weight.ndim == 1):
+    for weight in plain:
+        if weight.is_floating_point() and (packed or weight.ndim < 2):
             values = weight.detach().flatten()
             figures += [
                 torch.linalg.vector_norm(values).float(),
                 values[:: max(1, len(values) // SAMPLED)].float().sum(),
             ]
-    return (*written, *(torch.stack(figures).nan_to_num().tolist() if figures else ()))
+    return (*written, *numbers, *(torch.stack(figures).nan_to_num().tolist() if figures else ()))
 
 
 def _tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
