@@ -1,4 +1,4 @@
-"""Many calls in one process, in several threads and from inside each other: every text is its own, and nothing piles up."""
+"""Many calls in one process, in several threads and from inside each other: each has its own text, nothing piles up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faults.test_campaign import WHOLE
 from generating import draft_of, prompt, target_of
 from small_profiles import save_models
 
-THREADS, CALLS, IN_A_ROW = (4, 50, 300) if WHOLE else (4, 6, 60)
+THREADS, CALLS, IN_A_ROW = (4, 50, 300) if WHOLE else (4, 4, 24)
 Decode = Callable[..., list[int]]  # of a seed, and of what is called for every step
 
 
@@ -25,8 +25,10 @@ def decode(request: pytest.FixtureRequest, tmp_path: Path) -> Decode:
         models = save_models(tmp_path)
         pair = draftgauge.load_pair(target=str(models["target"]), draft=str(models["draft"]), device="cpu")
         return lambda seed, then=None: (
-            draftgauge.generate(pair, prompt(seed=seed)[0].tolist(), "fixed:3", max_new_tokens=12, on_text=then)[1]
-        ).tokens
+            (
+                draftgauge.generate(pair, prompt(seed=seed)[0].tolist(), "fixed:3", max_new_tokens=12, on_text=then)[1]
+            ).tokens
+        )
     target, draft = target_of("gpt2"), draft_of("gpt2")  # transformers' modules, in whose forward a tap is a hook
     used = [draftgauge.speculative(draft, "fixed:3", engine="modules") for _ in range(2)]
     used = used if request.param == "two of one model" else used[:1]

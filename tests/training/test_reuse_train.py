@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.locks import FOLDER_LOCK, only_writer
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
+from draftgauge.models.device import torch_threads
 from draftgauge.models.loading import load_model
 from draftgauge.training import checkpoints
 from draftgauge.training import optimise as loop
@@ -44,6 +46,31 @@ def finished(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "drafter.safetensors")
+
+
+class Mallinfo(ctypes.Structure):
+    _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
+
+
+def mapped_blocks() -> int:
+    """Blocks of glibc's that have memory of their own."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    return int(mallinfo().field3)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 or later")
+def test_a_training_gives_the_process_its_threads_and_memory_back(base: TrainingSpec, tmp_path: Path) -> None:
+    seen = []
+
+    def look(row: Any) -> None:
+        before, block = mapped_blocks(), torch.empty(2**28, dtype=torch.uint8)
+        seen.append((torch.get_num_threads(), mapped_blocks() - before, len(block)))
+
+    with torch_threads(3):
+        train_drafter(replace(base, threads=2, steps=3), tmp_path / "out", report=look)
+        look(None)
+    assert [seen[0], seen[-1]] == [(2, 0, 2**28), (3, 1, 2**28)]
 
 
 class KilledError(Exception):
