@@ -69,31 +69,21 @@ def test_an_argument_that_cannot_be_honoured_is_named(target: PreTrainedModel, o
     assert next(iter(options)) in refusal(target, **options)
 
 
-def with_embeddings(made: dict[str, Any]) -> None:
-    made["inputs_embeds"] = torch.ones(1, 12, 64) if made.pop("input_ids").shape[1] > 1 else None
-
-
 @pytest.mark.parametrize(
-    "change",
+    "put",
     [
-        with_embeddings,
-        lambda made: made.update(input_ids=torch.cat((PROMPT, PROMPT), 1)),
-        lambda made: made.update(attention_mask=torch.ones(1, 12, dtype=torch.int64)),
-        lambda made: made.update(position_ids=torch.arange(3, 12)[None]),
-        lambda made: made["cache"].update(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), 0),
+        {"inputs_embeds": torch.ones(1, 12, 64), "input_ids": None},
+        {"input_ids": torch.cat((PROMPT, PROMPT), 1)},
+        {"attention_mask": torch.ones(1, 12, dtype=torch.int64)},
+        {"position_ids": torch.arange(3, 12)[None]},
     ],
-    ids=["embeddings", "tokens", "mask", "positions", "cache"],
+    ids=lambda put: next(iter(put)),
 )
-def test_what_a_model_does_to_its_prompt_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+def test_a_model_that_changes_its_prompt_is_refused(monkeypatch: pytest.MonkeyPatch, put: dict[str, Any]) -> None:
     target = target_of("qwen3")
-    before = target.prepare_inputs_for_generation
-
-    def prepare(*inputs: Any, **options: Any) -> dict[str, Any]:
-        made: dict[str, Any] = before(*inputs, **options)
-        change(made)
-        return made
-
-    monkeypatch.setitem(vars(target), "prepare_inputs_for_generation", prepare)
+    prepare = target.prepare_inputs_for_generation
+    prepared = lambda *inputs, **options: prepare(*inputs, **options) | put  # noqa: E731
+    monkeypatch.setattr(target, "prepare_inputs_for_generation", prepared)
     assert "prompt tuning does" in refusal(target)
 
 

@@ -1,7 +1,4 @@
-"""One at a time: processes that share a file or a folder, and threads that share a model.
-
-A killed process leaves no lock behind.
-"""
+"""One at a time, of processes that share a file and threads that share a model. A killed process leaves no lock."""
 
 from __future__ import annotations
 
@@ -20,30 +17,25 @@ FOLDER_LOCK = ".draftgauge.lock"
 POLL_SECONDS = 0.1
 _LOCKS: WeakKeyDictionary[object, threading.Lock] = WeakKeyDictionary()  # of models, and of what keeps a state for them
 _LOOKING_UP = threading.Lock()
-_MINE = threading.local()  # ``held``: the locks of this thread
+_MINE = threading.local()  # ``inside``: whether this thread is in such a call
 
 
 @contextmanager
 def in_turn(*shared: object) -> Iterator[None]:
-    """Be the only call that uses these objects, which are told apart by identity; other threads wait.
-
-    Raises:
-        DraftgaugeError: from inside such a call, for the same objects, or for others that another thread uses.
-    """
+    """Be the only call that uses these objects: other threads wait, and what is called from inside is refused."""
     with _LOOKING_UP:
         locks = {id(each): _LOCKS.setdefault(each, threading.Lock()) for each in shared}
-    held: set[threading.Lock] = _MINE.__dict__.setdefault("held", set())
-    waits = not held  # else two threads could wait for each other
+    inside = getattr(_MINE, "inside", False)
     with ExitStack() as stack:
-        for _, lock in sorted(locks.items()):  # in one order, for the same reason
-            if lock in held or not lock.acquire(blocking=waits):
+        for _, lock in sorted(locks.items()):  # in one order, else two threads could wait for each other
+            if not lock.acquire(blocking=not inside):
                 raise DraftgaugeError(
                     "the model is decoding, and this call comes from inside a call (a streamer, a criterion or a "
                     "policy): begin it when the other one has ended, or load the model a second time"
                 )
             stack.callback(lock.release)
-            held.add(lock)
-            stack.callback(held.discard, lock)
+        stack.callback(setattr, _MINE, "inside", inside)
+        _MINE.inside = inside or bool(locks)
         yield
 
 

@@ -96,16 +96,10 @@ def read_arguments(
             "stopping_criteria of a batch need an end token beside them, else generate decodes rows past their end: "
             "set eos_token_id"
         )
-    pad = config._pad_token_tensor
-    return GenerateArguments(
-        rows,
-        DecodingSettings(max(1, limit - input_ids.shape[1]), sampling, frozenset(ends)),
-        draft_sampling,
-        others,
-        further,
-        None if pad is None else int(pad),
-        bool(config.return_dict_in_generate),
-    )
+    settings = DecodingSettings(max(1, limit - input_ids.shape[1]), sampling, frozenset(ends))
+    pad = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    as_dict = bool(config.return_dict_in_generate)
+    return GenerateArguments(rows, settings, draft_sampling, others, further, pad, as_dict)
 
 
 def split_processors(processors: LogitsProcessorList) -> tuple[Sampling, LogitsProcessorList]:
@@ -178,17 +172,17 @@ def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
 def _check_prepared(model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> None:
     """Refuse a model that makes something else of the prompt for its first pass, or fills its cache before it."""
     made = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
-    ids, mask = made.pop("input_ids", None), made.get("attention_mask")
-    longer = isinstance(mask, Tensor) and mask.ndim == input_ids.ndim and mask.shape != input_ids.shape
-    added = [name for name in made.keys() - {*DERIVED, *model_kwargs} if isinstance(made[name], Tensor)]
-    filled = any(made.get(name) is not None and _is_filled(made[name]) for name in CACHES)
-    places = [each.get("position_ids") for each in (model_kwargs, made)]
-    own = getattr(model.prepare_inputs_for_generation, "__module__", "").startswith("transformers.")  # count as forward
-    moved = not own and all(isinstance(each, Tensor) for each in places) and not torch.equal(*places)
-    if longer or added or filled or moved or ids is None or not torch.equal(ids.to(input_ids.device), input_ids):
+    _check_model_kwargs({name: made.get(name) for name in CACHES})
+    ids, mask, places = made.pop("input_ids", None), made.get("attention_mask"), made.get("position_ids")
+    changed = ids is None or not torch.equal(ids.to(input_ids.device), input_ids)
+    changed |= isinstance(mask, Tensor) and mask.ndim == input_ids.ndim and mask.shape != input_ids.shape
+    changed |= any(isinstance(made[name], Tensor) for name in made.keys() - {*DERIVED, *model_kwargs})
+    if not getattr(model.prepare_inputs_for_generation, "__module__", "").startswith("transformers."):  # counts so
+        changed |= places is not None and not torch.equal(places, model_kwargs.get("position_ids", places))
+    if changed:
         raise DraftgaugeError(
-            f"the prepare_inputs_for_generation of this {type(model).__name__} changes the prompt before its first pass "
-            "(prompt tuning does), and draftgauge.speculative cannot: call generate without custom_generate"
+            f"prepare_inputs_for_generation of {type(model).__name__} changes the prompt (prompt tuning does), which "
+            "draftgauge.speculative cannot: call generate without custom_generate"
         )
 
 

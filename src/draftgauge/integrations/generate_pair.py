@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -85,14 +86,10 @@ class BoundPair:
         context = self.target.spec.context if self.drafts.context is None else self.drafts.context
         prompt, sampling = call.rows[0].prompt, call.settings.sampling
         generator = None if sampling.greedy else torch.Generator(self.target.spec.device).manual_seed(0)
+        vocabulary = "" if self.tokenizer is None else vocabulary_digest(self.tokenizer)
+        contexts = [len(prompt) + call.settings.max_new_tokens // 2]
         plan = MeterPlan(
-            text=prompt,
-            contexts=[len(prompt) + call.settings.max_new_tokens // 2],
-            gamma_max=gamma_max,
-            seconds=MEASURING_SECONDS,
-            context_limit=context,
-            vocabulary="" if self.tokenizer is None else vocabulary_digest(self.tokenizer),
-            sampling=sampling,
+            prompt, contexts, gamma_max, MEASURING_SECONDS, context, vocabulary=vocabulary, sampling=sampling
         )
         drafting = Drafting(frozenset(), call.draft_sampling, generator)
         drafter = self.drafts.drafter(self.target, self.taps, drafting)
@@ -108,8 +105,8 @@ def _weights(model: CachedModel) -> tuple[tuple[int, int] | float, ...]:
     module, lean = model.module, isinstance(model, LeanModel)
     tensors = [*module.parameters(), *(module.buffers() if lean else ())]
     plain = [each for each in tensors if type(each) in PLAIN_TENSORS]
-    others = tuple((id(each), 0) for each in tensors if type(each) not in PLAIN_TENSORS)
-    written = (*others, *((each.data_ptr(), 0 if each.is_inference() else each._version) for each in plain))
+    written = tuple((each.data_ptr(), 0 if each.is_inference() else each._version) for each in plain)
+    written += tuple((id(each), 0) for each in tensors if type(each) not in PLAIN_TENSORS)
     if not lean:
         return written
     numbers = [value for part in module.modules() for value in vars(part).values() if type(value) is float]
@@ -118,22 +115,16 @@ def _weights(model: CachedModel) -> tuple[tuple[int, int] | float, ...]:
     for weight in plain:
         if weight.is_floating_point() and (packed or weight.ndim < 2):
             values = weight.detach().flatten()
-            figures += [
-                torch.linalg.vector_norm(values).float(),
-                values[:: max(1, len(values) // SAMPLED)].float().sum(),
-            ]
+            some = values[:: max(1, len(values) // SAMPLED)].float().sum()
+            figures += [torch.linalg.vector_norm(values).float(), some]
     return (*written, *numbers, *(torch.stack(figures).nan_to_num().tolist() if figures else ()))
 
 
 def _tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     """The tokenizer in the folder or repository that a model came from, if there is one."""
-    source = model.config.name_or_path
-    if not source:
-        return None
-    try:
-        return load_tokenizer(source)
-    except (DraftgaugeError, ImportError):
-        return None
+    with suppress(DraftgaugeError, ImportError):
+        return load_tokenizer(model.config.name_or_path) if model.config.name_or_path else None
+    return None
 
 
 def _check_models(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:

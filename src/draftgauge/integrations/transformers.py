@@ -115,8 +115,7 @@ class Speculative:
         models = [model, *([self.drafter] if isinstance(self.drafter, PreTrainedModel) else [])]
         with in_turn(self, *models), _evaluating(*models):
             pair = self._bind(model)
-            policy = self._ready_policy(pair, call)
-            return self._decode(pair, policy, call, input_ids)
+            return self._decode(pair, self._ready_policy(pair, call), call, input_ids)
 
     def _decode(
         self, pair: BoundPair, policy: Policy, call: GenerateArguments, input_ids: Tensor
@@ -135,8 +134,7 @@ class Speculative:
             watch = CriteriaWatch(call.criteria, row) if call.criteria else None
             settings = replace(call.settings, stop_when=watch, gamma_max=self._longest)
             on_commit = None if self.streamer is None else _put_each(self.streamer)
-            result = speculative_decode(target, drafter, policy, row.prompt, settings, generator, on_commit)
-            generations.append(result)
+            generations.append(speculative_decode(target, drafter, policy, row.prompt, settings, generator, on_commit))
         if self.streamer is not None:
             self.streamer.end()
         self.generations = generations

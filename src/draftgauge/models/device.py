@@ -55,8 +55,7 @@ def numbered(device: str | torch.device | None, number: int) -> torch.device:
 def torch_threads(count: int | None) -> Iterator[None]:
     """Compute with this many threads on the CPU, and afterwards with as many as before; None changes nothing."""
     before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
+    torch.set_num_threads(before if count is None else count)
     try:
         yield
     finally:

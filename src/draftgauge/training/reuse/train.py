@@ -51,8 +51,7 @@ def train_drafter(
         return before
     with joined(job.world, job.device), torch_threads(request.threads), keep_freed_memory(job.device):
         if not job.world.leads:
-            progress, report = silent, lambda row: None
-            return _train(job, progress, report, watch)
+            return _train(job, silent, lambda row: None, watch)
         require_writable(job.out)
         with only_writer(job.out):
             return _train(job, progress, report, watch)
