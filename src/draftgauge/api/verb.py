@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
 from draftgauge.core.load import watched_load
+from draftgauge.core.locks import in_turn
 from draftgauge.core.progress import in_notebook, notebook_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.settings import make_request, settings_of
@@ -52,7 +53,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                 further["pair"], *arguments = arguments  # type: ignore[assignment]
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
-            with watched_load():
+            pair = further.get("pair")
+            with in_turn(*(() if pair is None else pair.models)), watched_load():
                 try:
                     result = function(request, **further)
                 except Exception as error:
