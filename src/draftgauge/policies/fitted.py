@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from draftgauge.core.artefacts import Artefact
+from draftgauge.core.compressions import held_as
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
@@ -70,7 +71,8 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None,
             f"the longest draft here is {gamma_max}: run with --gamma-max {fitted.gamma_max}, or fit it on such a trace"
         )
     _check_numbers(fitted.policy, "parameters", fitted.parameters)
-    return build(fitted.parameters, gamma_max, costs, compression or ("" if costs is None else costs.compression))
+    told = "" if costs is None else held_as(costs.compression, costs.engine)
+    return build(fitted.parameters, gamma_max, costs, compression or told)
 
 
 def _check_numbers(policy: str, key: str, value: Any) -> None:
@@ -113,6 +115,11 @@ def _load_fitted(path: Path, changed: int) -> FittedPolicy:
 def bundled_policy(name: str) -> FittedPolicy:
     """A policy that comes with the package, fitted on the training prompts of the bundled pair."""
     return load_fitted(Path(__file__).parent / "bundled" / f"{name}{FITTED_SUFFIX}")
+
+
+def to_depth(accepted_by_depth: Sequence[float], gamma_max: int) -> tuple[float, ...]:
+    """Acceptance of the bundled pair for drafts of any length: beyond its last depth it stays as it is there."""
+    return (*accepted_by_depth, *[accepted_by_depth[-1]] * gamma_max)[:gamma_max]
 
 
 def policy_of_file(
