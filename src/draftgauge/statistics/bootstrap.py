@@ -17,6 +17,7 @@ TEST_RESAMPLES = 10_000
 """Resamples for p-values: the least one is 2 over this."""
 LEVEL = 0.95
 MOST_KEPT = 2**25  # numbers drawn for resamples that are held at a time
+SMALL = 2**19  # so many are 4 MiB
 
 Floats = NDArray[np.float64]
 
@@ -51,10 +52,17 @@ def all_signs(count: int) -> Floats:
     return signs
 
 
-@lru_cache(maxsize=2)
 def draw_counts(count: int, resamples: int) -> Floats:
-    """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next call."""
+    """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next calls."""
+    return (_small if count * resamples <= SMALL else _large)(count, resamples)
+
+
+def _draw(count: int, resamples: int) -> Floats:
     return drawn(np.random.default_rng(0), count, resamples)
+
+
+# Policies are compared by turns on tasks of several sizes; of large ones fewer fit into memory.
+_small, _large = lru_cache(maxsize=32)(_draw), lru_cache(maxsize=2)(_draw)
 
 
 def resampled_sums(values: Floats, resamples: int) -> Floats:
