@@ -92,7 +92,7 @@ def test_compressions_that_it_knows() -> None:
     for compression in ("fp32", "bnb-int8", "awq"):
         fitted = fit_speckv([replace(trace, compression=compression)])
         assert fitted_policy(fitted, GAMMA_MAX, None).limit() > 0
-    with pytest.raises(DraftgaugeError, match="which gptq does not say: name it"):
+    with pytest.raises(DraftgaugeError, match="which gptq does not say: name speckv"):
         fit_speckv([replace(trace, compression="gptq")])
 
 

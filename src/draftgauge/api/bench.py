@@ -204,10 +204,8 @@ def _bench(
     length, gamma_max = request.output.max_new_tokens, request.drafts.gamma_max
     if costs is None and any(policy.weighs_cost for policy in compared.named):
         costs = pair_costs(pair, request.costs, gamma_max, progress=progress)
-    made = with_objects(
-        {p.spec: p.make(gamma_max, costs, held_as(pair.compression, pair.target.spec.engine)) for p in compared.named},
-        compared.objects,
-    )
+    held = held_as(pair.compression, pair.target.spec.engine)
+    made = with_objects({p.spec: p.make(gamma_max, costs, held) for p in compared.named}, compared.objects)
     if request.datastore is not None:
         decoded = [tokens for _, tokens in prompts]
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))

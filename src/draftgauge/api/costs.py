@@ -48,8 +48,7 @@ def pair_costs(
     vocabulary = vocabulary_digest(pair.tokenizer)
     if not spec.measure:
         with suppress(TraceError):  # not measured yet, or damaged
-            kept = CostCurve.load(path)
-            if not kept.doubt():  # else the machine was busy: measured again
+            if not (kept := CostCurve.load(path)).doubt():  # else the machine was busy: measured again
                 return replace(kept, vocabulary=vocabulary)  # which no cost depends on
     # Text of bundled prompts: costs hardly depend on the words, but drafts should be accepted now and then.
     prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)

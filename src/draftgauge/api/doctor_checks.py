@@ -183,8 +183,7 @@ def vocabulary_map(e: Evidence) -> Seen:
     )
     # A drafter that knows nothing but the last token is translated as well as that token is, and one that is stuck on
     # a token as well as nothing at all.
-    least = max(repeated, rate, translated_rate(0 * output, output))
-    return translated - least > TOO_RARE, seen
+    return translated - max(repeated, rate, translated_rate(0 * output, output)) > TOO_RARE, seen
 
 
 def translated_rate(ids: NDArray[Any], output: NDArray[Any]) -> float:

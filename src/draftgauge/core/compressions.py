@@ -7,17 +7,12 @@ from typing import Annotated, Any
 UNCOMPRESSED = "uncompressed"
 COMPRESSIONS = (UNCOMPRESSED, "fp32", "fp16", "bf16", "int8", "nf4")
 
-LEVELS = (UNCOMPRESSED, "int8", "nf4")  # 16 bits a weight or more, 8, 4
-_LEVEL_OF = {
+# 0, 1, 2 for 16 bits a weight or more, 8 and 4, of the names that say it.
+LEVELS = {
     **dict.fromkeys((UNCOMPRESSED, "fp32", "fp16", "bf16"), 0),
     **dict.fromkeys(("int8", "bnb-int8", "fp8", "fbgemm_fp8", "eetq"), 1),
     **dict.fromkeys(("nf4", "bnb-nf4", "bnb-fp4", "awq", "mxfp4"), 2),
 }
-
-
-def level_of(name: str) -> int | None:
-    """Place in :data:`LEVELS` of a compression; None where its name does not say how many bits a weight has."""
-    return _LEVEL_OF.get(name)
 
 
 def held_as(compression: str, engine: str) -> str:

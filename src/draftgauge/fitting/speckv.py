@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.neural_network import MLPRegressor
 
-from draftgauge.core.compressions import LEVELS
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import common_gamma_max
 from draftgauge.policies.fitted import FittedPolicy
@@ -53,12 +52,11 @@ def fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve] = (), seed: i
     error = float(np.mean((model.predict(features) - rates) ** 2))
     scores = {"rows": len(rates), "mean_squared_error": error, "variance": float(rates.var())}
     compressions = [trace.compression for trace in traces]
-    levels = [LEVELS[code_of(compression)] for compression in compressions]
     return FittedPolicy(
         policy=NAME,
         gamma_max=gamma_max,
         signals=FEATURES,
-        parameters={"network": network, "compression": levels[0], "fitted_on": levels},
+        parameters={"network": network, "compression": compressions[0], "fitted_on": compressions},
         provenance={"compressions": compressions, "seed": seed, "training": scores},
         trained_on=keys_of(traces),
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.artefacts import Artefact
-from draftgauge.core.compressions import held_as
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
@@ -71,8 +70,7 @@ def fitted_policy(fitted: FittedPolicy, gamma_max: int, costs: CostCurve | None,
             f"the longest draft here is {gamma_max}: run with --gamma-max {fitted.gamma_max}, or fit it on such a trace"
         )
     _check_numbers(fitted.policy, "parameters", fitted.parameters)
-    told = "" if costs is None else held_as(costs.compression, costs.engine)
-    return build(fitted.parameters, gamma_max, costs, compression or told)
+    return build(fitted.parameters, gamma_max, costs, compression or ("" if costs is None else costs.compression))
 
 
 def _check_numbers(policy: str, key: str, value: Any) -> None:

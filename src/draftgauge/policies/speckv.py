@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.compressions import LEVELS, current_compression, level_of
+from draftgauge.core.compressions import LEVELS, UNCOMPRESSED, Compression
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
@@ -24,21 +24,17 @@ FEATURES = ("mean_entropy", "mean_confidence", "max_entropy", "min_confidence", 
 CANDIDATES = (2, 4, 6, 8)
 FIRST = 4  # length of a prompt's first draft: the fixed length that the paper compares with
 
-Compression = Annotated[
-    Literal["uncompressed", "fp32", "fp16", "bf16", "int8", "bnb-int8", "nf4", "bnb-nf4"], current_compression
-]
 Floats = NDArray[np.float64]
 
 
 def code_of(compression: str) -> int:
     """The paper's 0, 1, 2 for fp16, int8 and nf4; others count as what has as many bits a weight."""
-    level = level_of(compression)
-    if level is None:
+    if compression not in LEVELS:
         raise DraftgaugeError(
             f"policy {NAME} reads whether the target's weights have 16, 8 or 4 bits, which "
-            f"{compression or 'this target'} does not say: name it ({NAME}:compression=nf4), or take another policy"
+            f"{compression or 'this target'} does not say: name {NAME}:compression=nf4, =int8 or ={UNCOMPRESSED}"
         )
-    return level
+    return LEVELS[compression]
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class SpecKV(PolicyBase):
 
     reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY, SignalName.CONFIDENCE})
 
-    def __init__(self, network: Network, compression: str, gamma_max: int) -> None:
+    def __init__(self, network: Network, compression: Compression, gamma_max: int) -> None:
         """Choose among the published candidates up to ``gamma_max``; ``gamma_max`` itself if it is below them all."""
         network.validate()
         self.candidates = [gamma for gamma in CANDIDATES if gamma <= gamma_max] or [gamma_max]
@@ -126,7 +122,7 @@ def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, _: CostCurve | 
     NAME,
     "the length with the most predicted tokens a step (SpecKV)",
     complexity=129,
-    grid={"compression": LEVELS, "gamma_max": (2, 4, 6, 8)},
+    grid={"compression": (UNCOMPRESSED, "int8", "nf4"), "gamma_max": (2, 4, 6, 8)},
 )
 def speckv(compression: Compression, *, gamma_max: int) -> Policy:
     numbers = from_mapping(SpecKVNumbers, bundled_policy(NAME).parameters, "bundled policy")

@@ -52,23 +52,21 @@ def all_signs(count: int) -> Floats:
     return signs
 
 
+@lru_cache(maxsize=32)
 def draw_counts(count: int, resamples: int) -> Floats:
     """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next calls."""
-    return (_small if count * resamples <= SMALL else _large)(count, resamples)
-
-
-def _draw(count: int, resamples: int) -> Floats:
     return drawn(np.random.default_rng(0), count, resamples)
 
 
 # Policies are compared by turns on tasks of several sizes; of large ones fewer fit into memory.
-_small, _large = lru_cache(maxsize=32)(_draw), lru_cache(maxsize=2)(_draw)
+_large = lru_cache(maxsize=2)(draw_counts.__wrapped__)
 
 
 def resampled_sums(values: Floats, resamples: int) -> Floats:
     """``[resamples, columns]`` sums of the rows of ``[count, columns]`` drawn with replacement, always alike."""
     if len(values) * resamples <= MOST_KEPT:
-        return draw_counts(len(values), resamples) @ values
+        draws = draw_counts if len(values) * resamples <= SMALL else _large
+        return draws(len(values), resamples) @ values
     rng, block = np.random.default_rng(0), max(1, MOST_KEPT // len(values))
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
     return np.concatenate([drawn(rng, len(values), size) @ values for size in sizes])
