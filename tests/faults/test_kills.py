@@ -22,13 +22,10 @@ import pytest
 import draftgauge as dg
 from draftgauge import __main__
 from draftgauge.core.files import TEMPORARY_SUFFIX
-from draftgauge.core.provenance import write_measurement
-from draftgauge.policies.fitted import load_fitted
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.reader import read_trace
 from draftgauge.traces.shards import shard_paths
-from faults.kinds import KINDS, seen
-from faults.test_campaign import WHOLE, files_of
+from faults.kinds import KINDS
+from faults.test_campaign import WHOLE, write_on
 from small_profiles import SMALL, save_models
 from small_trainings import small_training
 from written_runs import write_run
@@ -36,12 +33,13 @@ from written_runs import write_run
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and looks into /proc")
 TRIALS, CALLS = (10, 100) if WHOLE else (1, 2)  # calls of three verbs each
 CALLED = {"max_new_tokens": 8, "gamma_max": 3}
+TEMPORARY = f"*{TEMPORARY_SUFFIX}"
 SLICE = ("export", "fit")
 PAIR = "--target=../target --draft=../draft --max-new-tokens=8 --gamma-max=3 --cost-seconds=0"
 TRAIN = "--target=../trained/target --prompts=../trained/prompts.jsonl"
 COMMANDS = {  # what runs in a folder beside what it reads, and the keys of its rows that no time or date is in
     "export": ("export ../drafter --out=exported", ("parameters", "depths")),
-    "fit": ("fit ../written --out=p.json --split=all", ("policy", "gain")),
+    "fit": ("fit ../written --out=p.json --split=all", ("policy", "trained_prompts", "thresholds", "gain")),
     "doctor": (f"doctor {PAIR} --prompts=../prompts.jsonl", ("check",)),
     "bench": (
         f"bench {PAIR} --prompts=../prompts.jsonl --policy=fixed:2 --over=fixed:2 --rounds=1 --no-baselines",
@@ -91,27 +89,11 @@ def ended(process: BaseProcess, folder: Path) -> int | None:
     return process.exitcode
 
 
-def result(folder: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-    """What a command left, but for times and dates."""
-    found: dict[str, Any] = {}
-    for path in files_of(folder):
-        name = str(path.relative_to(folder))
-        if name.startswith(("cache/", "tmp/")):
-            continue
-        if path.name == "rows.json":
-            rows = json.loads(path.read_text())["rows"]
-            found[name] = sorted(str({key: row.get(key) for key in keys}) for row in rows)
-        elif path.name == "manifest.json":
-            found[name] = seen(read_trace(path.parent))
-        elif path.name == "p.json":
-            found[name] = seen(load_fitted(path).parameters)
-        elif not re.match("said|begun|.*positions-", name):
-            found[name] = path.read_bytes() if path.suffix == ".safetensors" else None
-    return found
-
-
-def left(folder: Path) -> list[Path]:
-    return [*folder.rglob(f"*{TEMPORARY_SUFFIX}")]
+def result(folder: Path, keys: tuple[str, ...]) -> tuple[list[str], list[bytes]]:
+    """What a command left that times and dates do not change."""
+    rows = json.loads((folder / "rows.json").read_text())["rows"]
+    weights = [path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))]
+    return sorted(str([row.get(key) for key in keys]) for row in rows), weights
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +123,10 @@ def test_a_killed_command_run_again_gives_what_an_undisturbed_one_gives(name: st
             process.join(rng.random() * seconds)
             os.kill(process.pid or 0, number) if process.is_alive() else None
             assert ended(process, folder) in (code, -9 if number == signal.SIGKILL else 130)
-            assert number == signal.SIGKILL or not (left(folder) or [*(folder / "tmp").iterdir()])
+            assert number == signal.SIGKILL or not [*folder.rglob(TEMPORARY), *folder.glob("tmp/*")]
         assert ended(start(folder, words), folder) == code
         assert result(folder, keys) == good
-        assert not left(folder)
+        assert not [*folder.rglob(TEMPORARY)]
 
 
 def stopped() -> None:
@@ -177,22 +159,13 @@ def test_two_processes_that_measure_a_pair_at_once_leave_one_whole_curve(place: 
         CostCurve.load(curve)
 
 
-def _rewrite(path: Path, variants: list[list[dict[str, Any]]]) -> None:
-    for turn in range(10**9):
-        write_measurement(path, "bench", variants[turn % 2])
-
-
 def test_reports_made_while_bench_writes_show_the_old_rows_or_the_new(place: Path) -> None:
-    row = {"policy": "fixed:2", "compression": "uncompressed", "task": "all", "tokens_per_step": 2.5, "mismatches": 0}
-    row |= {"ratio_to_plain": 1.5, "ratio_to_plain_low": 1.4, "ratio_to_plain_high": 1.6}
-    variants, rows = [[row | {"tokens_per_second": speed}] for speed in (300.0, 456.0)], place / "rows.json"
-
     def page() -> str:
-        made = dg.report(folder=place / "written", bench=(rows,), split="all", out=place / "page.html")
+        made = dg.report(place / "written", bench=(place / "r.json",), split="all", out=place / "page.html")
         return re.sub("<dt>report made</dt><dd>.*?</dd>", "", made.read_text())
 
-    pages = [page() for variant in variants if write_measurement(rows, "bench", variant) is None]
-    writer = multiprocessing.get_context("fork").Process(target=_rewrite, args=(rows, variants), daemon=True)
+    pages = [page() for seed in range(2) if KINDS["measurement"].make(place, seed) is None]
+    writer = multiprocessing.get_context("fork").Process(target=write_on, args=("measurement", place, 0), daemon=True)
     writer.start()
     assert pages[0] != pages[1]
     assert {page() for _ in range(CALLS // 2)} <= {*pages}
