@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
+from draftgauge.core.interrupts import sigterm_interrupts
 from draftgauge.core.load import watched_load
 from draftgauge.core.locks import in_turn
 from draftgauge.core.progress import in_notebook, notebook_bars
@@ -43,6 +44,7 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
         own = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
 
         @wraps(function)
+        @sigterm_interrupts()
         def call(*arguments: Any, **keywords: Any) -> Any:
             further = {name: keywords.pop(name) for name in own if name in keywords}
             if "progress" in own and "progress" not in further and in_notebook():
