@@ -21,7 +21,8 @@ class LinearCosts:
     reading: float = 0.0
     verifying: float = 0.02
     vocabulary: str = ""
-    compression: str = ""
+    compression: str = "uncompressed"
+    engine: str = ""
 
     def step_seconds(
         self,

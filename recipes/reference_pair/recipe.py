@@ -305,22 +305,22 @@ def train_reference(
         start: folder of a pair of the same shapes to go on from, with its tokenizer; without it, from nothing. Needed
             if the recipe has no tokens for the target.
     """
-    keep_freed_memory()
-    work.mkdir(parents=True, exist_ok=True)
-    report("data", {})
-    enough = max(recipe.target_tokens, recipe.draft_tokens)
-    texts = data.training_texts(enough, data.shares(recipe.long_share), recipe.seed)
-    tokens = _tokenizer(texts, recipe, work, start)
-    if recipe.target_tokens:
-        target = train_target(texts, tokens, recipe, work, device, report, start)
-    else:
-        target = _initial(pretrain.TARGET, tokens, recipe.seed, start and start / "target").to(device)
-    drafts = train_drafts(texts, tokens, target, recipe, work, report, start)
-    save_model(target, tokens, out / "target")
-    for name, model in drafts.items():
-        save_model(model, tokens, out / name)
-    counts = save_prompts(tokens, out / "prompts")
-    save_training_record(out, work, recipe, counts, start)
+    with keep_freed_memory(device):
+        work.mkdir(parents=True, exist_ok=True)
+        report("data", {})
+        enough = max(recipe.target_tokens, recipe.draft_tokens)
+        texts = data.training_texts(enough, data.shares(recipe.long_share), recipe.seed)
+        tokens = _tokenizer(texts, recipe, work, start)
+        if recipe.target_tokens:
+            target = train_target(texts, tokens, recipe, work, device, report, start)
+        else:
+            target = _initial(pretrain.TARGET, tokens, recipe.seed, start and start / "target").to(device)
+        drafts = train_drafts(texts, tokens, target, recipe, work, report, start)
+        save_model(target, tokens, out / "target")
+        for name, model in drafts.items():
+            save_model(model, tokens, out / name)
+        counts = save_prompts(tokens, out / "prompts")
+        save_training_record(out, work, recipe, counts, start)
     return out
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from command_line import succeeds
 from draftgauge.api.bench import bench
@@ -15,6 +16,7 @@ from draftgauge.api.demo import demo
 from draftgauge.api.profile import profile
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.provenance import read_measurement
+from draftgauge.models.device import torch_threads
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.replaying.splits import prompt_keys, split_trace
@@ -52,6 +54,12 @@ def test_demo_gives_modelled_and_live_figures(inputs: dict[str, Path], tmp_path:
         if row["compression"] == "uncompressed":
             assert row["mismatches"] == 0
             assert row["tokens_per_step"] == pytest.approx(row["modelled_tokens_per_step"])
+
+
+def test_the_demo_gives_the_process_its_threads_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("draftgauge.api.demo._shown", lambda *given: [{"threads": torch.get_num_threads()}])
+    with torch_threads(3):
+        assert [demo(tmp_path)[0]["threads"], torch.get_num_threads()] == [1, 3]
 
 
 def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], tmp_path: Path) -> None:

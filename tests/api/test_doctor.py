@@ -53,12 +53,15 @@ def tokens(trace: Any, draft: Any) -> Any:
     )
 
 
-def thought(trace: Any) -> Any:
-    """Outputs that begin with a thought, in which nearly nothing is accepted and behind which all is."""
+def thought(trace: Any, *thoughts: tuple[float, float]) -> Any:
+    """Outputs with thoughts, in which nearly nothing is accepted and outside of which all is; one opens in the prompt,
+    or before what is recorded, if it begins at 0, and does not end in the output if it ends at 1."""
     token, inside = trace.token.copy() % 40, np.zeros(trace.positions, bool)
     for start, stop in zip(trace.offsets[:-1], trace.offsets[1:], strict=True):
-        middle = (start + stop) // 2
-        token[middle], inside[start : middle + 1] = 49, True
+        for begin, end in thoughts:
+            first, last = (start + int(share * (stop - start)) for share in (begin, end))
+            token[first if begin else start] = 48 if begin else token[start]
+            token[last : last + (end < 1)], inside[first : last + 1] = 49, True
     wrong = inside & (np.arange(trace.positions) % 4 > 0)
     return tokens(replace(trace, token=token), np.where(wrong, 0, token))
 
@@ -83,6 +86,11 @@ class Words(SimpleNamespace):
 
 UNSURE = Measurement(1.0, (9,) * 7, half_width=0.5)
 CONSTANT = tokens(TRACE, 0 * TRACE.token)
+ROWS = np.arange(TRACE.positions)
+MIXED = replace(
+    TRACE, token=np.where(np.random.default_rng(0).random(TRACE.positions) < 0.35, 0, 100 + ROWS).astype(np.int32)
+)
+FEW = replace(synthetic_trace(1, 1, 16, 6), token=np.arange(16, dtype=np.int32) // 2 % 4)
 UNDECIDED = replace(sampled_trace(3, 12, 40, 6), target_entropy=np.full(sampled_trace(3, 12, 40, 6).positions, 2.0))
 PLANTED: dict[str, tuple[str, Evidence]] = {
     "another tokenizer": ("tokenizer", Evidence(tokenizer=Words(), draft_tokenizer=Words(other={"t1": 2, "t2": 1}))),
@@ -91,7 +99,9 @@ PLANTED: dict[str, tuple[str, Evidence]] = {
     "damaged map": ("vocabulary-map", Evidence(map_error="d2t and t2d name different tokens", trace=TRACE)),
     "exchanged map": ("vocabulary-map", Evidence(trace=tokens(TRACE, (7 * TRACE.token + 3) % 50))),
     "wrong layers": ("layers-read", Evidence(layer_rates={(2, 5): 0.05, (1, 4): 0.7}, trace=CONSTANT)),
-    "thinking": ("thinking", Evidence(tokenizer=Words(), trace=thought(TRACE))),
+    "thinking": ("thinking", Evidence(tokenizer=Words(), trace=thought(TRACE, (0, 0.5)))),
+    "thinking twice": ("thinking", Evidence(tokenizer=Words(), trace=thought(TRACE, (0.25, 0.5), (0.75, 0.98)))),
+    "an open thought": ("thinking", Evidence(tokenizer=Words(), trace=thought(TRACE, (0.5, 1)))),
     "quantised drafter": ("compression", Evidence(compression=("bf16", "awq"), trace=TRACE)),
     "long texts": ("context", Evidence(longest=100, trace=TRACE)),
     "temperature": ("temperature", Evidence(trace=UNDECIDED)),
@@ -101,6 +111,8 @@ PLANTED: dict[str, tuple[str, Evidence]] = {
     "shallow drafter": ("depth", Evidence(counts=SpeculationCounts(900, 2700, 660, (600, 50, 10)))),
     "no drafts": ("acceptance", Evidence(trace=replace(TRACE, drafted=0 * TRACE.drafted, accepted=0 * TRACE.accepted))),
     "chance": ("acceptance", Evidence(trace=CONSTANT)),
+    "a stuck drafter": ("acceptance", Evidence(trace=tokens(MIXED, 0 * MIXED.token + 7))),
+    "too little to tell": ("acceptance", Evidence(trace=tokens(FEW, (7 * FEW.token + 3) % 50))),
     "a weak drafter": ("acceptance", Evidence(trace=seldom(TRACE), costs=curve(0.3, 0.3))),
     "a drafter that hardly pays": ("acceptance", Evidence(trace=seldom(TRACE), costs=curve(0.15, 0.1))),
     "chance in an engine": ("acceptance", Evidence(counts=SpeculationCounts(900, 2700, 50, (40, 8, 2)))),

@@ -23,6 +23,7 @@ from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.registry import POLICIES
+from draftgauge.traces.costs import CostCurve
 from draftgauge.verification import Sampling
 from tiny import tiny_tokenizer
 from written_runs import write_run
@@ -103,7 +104,13 @@ def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: p
 
     monkeypatch.setattr(costs_module, "measure_costs", counted)
     quick = CostSpec(cost_seconds=0)
-    first = pair_costs(pair, quick, gamma_max=2)
+    monkeypatch.setattr(CostCurve, "doubt", lambda curve: "busy")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="costs are not certain, and measured again next time: busy"):
+            first = pair_costs(pair, quick, gamma_max=2)
+    assert len(measured) == 2
+    measured.pop()
+    monkeypatch.setattr(CostCurve, "doubt", lambda curve: "")
     assert pair_costs(pair, quick, gamma_max=2) == first
     other = replace(pair, tokenizer=tiny_tokenizer(swap=(4, 5)))
     assert pair_costs(other, quick, gamma_max=2).vocabulary == vocabulary_digest(other.tokenizer) != first.vocabulary
@@ -123,6 +130,7 @@ def test_a_damaged_cache_is_measured_again_and_an_unwritable_one_does_no_harm(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = CostSpec(cost_seconds=0)
+    monkeypatch.setattr(CostCurve, "doubt", lambda curve: "")
     monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
     first = pair_costs(pair, quick, gamma_max=1)
     (kept,) = (cache_folder() / "costs").iterdir()

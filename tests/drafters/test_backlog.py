@@ -50,7 +50,7 @@ class CopiesOrDrafts(Any):
         self.index.extend(prompt_tokens)
 
     def extend(self, room: int) -> list[int]:
-        return self.index.continuation(min(room, 3))
+        return self.index.continuation(min(room, 3), least=1)
 
     def observe(self, step: Step) -> None:
         self.index.extend(step.tokens)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.drafters.prompt_lookup import NGRAM, PromptLookupDrafter
+from draftgauge.drafters.prompt_lookup import PromptLookupDrafter
+from draftgauge.policies.lookup import TextLookup
+from draftgauge.policies.ngrams import LEAST, LONGEST
 
 
 def search(text: list[int], limit: int) -> list[int]:
     """The definition: the tokens after the first earlier occurrence of the longest n-gram that ends the text."""
-    for n in range(NGRAM, 0, -1):
+    for n in range(LONGEST, LEAST - 1, -1):
         for end in range(n, len(text)):
             if text[end - n : end] == text[len(text) - n :]:
                 return text[end : end + limit]
@@ -22,13 +26,15 @@ def search(text: list[int], limit: int) -> list[int]:
     chunks=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
     limit=st.integers(0, 6),
 )
-def test_finds_what_a_search_finds(chunks, limit):
-    drafter = PromptLookupDrafter()
+def test_drafter_and_policy_find_what_a_search_finds(chunks, limit):
+    drafter, policy = PromptLookupDrafter(), TextLookup(LEAST, 6)
     drafter.prefill(chunks[0])
+    policy.read(chunks[0])
     text = list(chunks[0])
     for chunk in chunks[1:]:
-        assert drafter.propose(limit, None).tokens == search(text, limit)
+        assert drafter.propose(limit, None).tokens == policy.extend(limit) == search(text, limit)
         drafter.commit(0, chunk)
+        policy.observe(SimpleNamespace(tokens=chunk))
         text += chunk
     assert drafter.propose(limit, None).tokens == search(text, limit)
 
@@ -44,21 +50,21 @@ def test_as_transformers_looks_up():
     for length in range(2, len(text)):
         context = torch.tensor([text[:length]])
         candidates, _ = theirs.get_candidates(context)
-        drafter = PromptLookupDrafter()
+        drafter = PromptLookupDrafter(least=1, longest=3)
         drafter.prefill(text[:length])
         assert drafter.propose(5, None).tokens == candidates[0, length:].tolist()
 
 
 def test_a_new_prompt_forgets_the_old_one():
     drafter = PromptLookupDrafter()
-    drafter.prefill([1, 2, 3, 1])
-    assert drafter.propose(2, None).tokens == [2, 3]
-    drafter.prefill([1])
+    drafter.prefill([1, 2, 3, 4, 1, 2])
+    assert drafter.propose(2, None).tokens == [3, 4]
+    drafter.prefill([1, 2])
     assert drafter.propose(2, None).tokens == []
 
 
 def test_a_draft_ends_with_an_end_token():
     drafter = PromptLookupDrafter(end_tokens=frozenset({3}))
-    drafter.prefill([1, 2, 3, 1, 1])
+    drafter.prefill([1, 2, 3, 1])
     drafter.commit(0, [2])
     assert drafter.propose(5, None).tokens == [3]

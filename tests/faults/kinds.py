@@ -33,6 +33,8 @@ from synthetic import synthetic_manifest, synthetic_records
 from tiny import tiny_model
 
 PROMPTS, GAMMA, LENGTH = 5, 4, 12
+BENCHED = {"policy": "fixed:2", "compression": "uncompressed", "task": "all", "tokens_per_step": 2.5}
+BENCHED |= {"ratio_to_plain": 1.5, "tokens_per_second": 300.0, "ratio_to_plain_low": 1.4, "ratio_to_plain_high": 1.6}
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,9 @@ KINDS = {
     "recorded run": Kind(_make_run, _read_run),
     "datastore": Kind(_make_datastore, lambda folder: Datastore.load(folder / "store.parquet", "words"), single=True),
     "measurement": Kind(
-        lambda folder, seed: write_measurement(folder / "r.json", "bench", [{"a": 0.1 * seed, "b": "x"}] * 3),
+        lambda folder, seed: write_measurement(
+            folder / "r.json", "bench", [BENCHED | {"mismatches": seed}]
+        ),
         lambda folder: read_measurement(folder / "r.json").rows,
         single=True,
     ),

@@ -94,7 +94,7 @@ def test_a_file_of_another_one_is_refused(name: str, tmp_path: Path) -> None:
             path.write_bytes(content)
 
 
-def _write_on(name: str, folder: Path, first: int) -> None:
+def write_on(name: str, folder: Path, first: int) -> None:
     for turn in range(first, 10**9):
         KINDS[name].make(folder, turn % 2)
 
@@ -112,7 +112,7 @@ def test_a_kill_leaves_the_old_one_or_the_new_one(name: str, tmp_path: Path) -> 
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)
         arguments = (name, folder, turn % 2 if alternate else 0)
-        process = multiprocessing.get_context("fork").Process(target=_write_on, args=arguments, daemon=True)
+        process = multiprocessing.get_context("fork").Process(target=write_on, args=arguments, daemon=True)
         process.start()
         time.sleep(0.005 + rng.random() * 0.06)
         process.kill()

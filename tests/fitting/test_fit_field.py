@@ -89,11 +89,11 @@ def test_what_does_not_fit_is_refused(speckv: FittedPolicy) -> None:
 
 def test_compressions_that_it_knows() -> None:
     trace = synthetic_trace(seed=1, prompts=4, length=20, gamma_max=8)
-    for compression in ("fp32", "bnb-int8", "bnb-nf4"):
+    for compression in ("fp32", "bnb-int8", "awq"):
         fitted = fit_speckv([replace(trace, compression=compression)])
         assert fitted_policy(fitted, GAMMA_MAX, None).limit() > 0
-    with pytest.raises(TraceError, match="this one is awq: fit another policy"):
-        fit_speckv([replace(trace, compression="awq")])
+    with pytest.raises(DraftgaugeError, match="which gptq does not say: name speckv"):
+        fit_speckv([replace(trace, compression="gptq")])
 
 
 def test_traces_that_cannot_be_learned_from_are_refused(trace: Trace) -> None:

@@ -294,6 +294,9 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
 
 
+ROPE = {"rope_type": "default", "rope_theta": 30.0}
+
+
 def packed_model(seed: int = 0) -> PreTrainedModel:
     """Large enough that the engine packs copies of its matrices."""
     sizes = {"hidden_size": 1024, "num_hidden_layers": 1, "head_dim": 32}
@@ -315,8 +318,13 @@ def fused_step(model: PreTrainedModel) -> None:
         lambda model: model.model.layers[0].mlp.down_proj.weight.data.mul_(-1),
         lambda model: model.model.norm.weight.data.neg_(),
         lambda model: model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 0),
+        lambda model: model.model.rotary_emb.inv_freq.data.mul_(3),
+        lambda model: setattr(model.model.rotary_emb, "attention_scaling", 0.3),
+        lambda model: setattr(
+            model.model, "rotary_emb", tiny_model(head_dim=32, rope_parameters=ROPE).model.rotary_emb
+        ),
     ],
-    ids=["a fused optimiser", "a new tensor", "in place", "a norm in place", "a hook"],
+    ids=["fused optimiser", "new tensor", "in place", "norm in place", "hook", "rotary", "its scale", "another rotary"],
 )
 @pytest.mark.filterwarnings("ignore:transformers' modules run this")
 def test_a_model_that_changes_between_calls_is_taken_up_anew(

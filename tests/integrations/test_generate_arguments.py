@@ -69,6 +69,24 @@ def test_an_argument_that_cannot_be_honoured_is_named(target: PreTrainedModel, o
     assert next(iter(options)) in refusal(target, **options)
 
 
+@pytest.mark.parametrize(
+    "put",
+    [
+        {"inputs_embeds": torch.ones(1, 12, 64), "input_ids": None},
+        {"input_ids": torch.cat((PROMPT, PROMPT), 1)},
+        {"attention_mask": torch.ones(1, 12, dtype=torch.int64)},
+        {"position_ids": torch.arange(3, 12)[None]},
+    ],
+    ids=lambda put: next(iter(put)),
+)
+def test_a_model_that_changes_its_prompt_is_refused(monkeypatch: pytest.MonkeyPatch, put: dict[str, Any]) -> None:
+    target = target_of("qwen3")
+    prepare = target.prepare_inputs_for_generation
+    prepared = lambda *inputs, **options: prepare(*inputs, **options) | put  # noqa: E731
+    monkeypatch.setattr(target, "prepare_inputs_for_generation", prepared)
+    assert "prompt tuning does" in refusal(target)
+
+
 def test_another_input_of_the_model_is_refused_by_name() -> None:
     """Where it has no drafter's counterpart: GPT-2 adds embeddings of token types."""
     assert "token_type_ids" in refusal(target_of("gpt2"), token_type_ids=torch.ones_like(PROMPT))

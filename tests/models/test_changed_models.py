@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import MethodType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
+import draftgauge
 from draftgauge.core.errors import ModelError
 from draftgauge.models.loading import wrap
+from generating import plain_and_speculative, prompt, target_of
 from tiny import one_pass, tiny_model, tokens
 
 
@@ -24,6 +29,22 @@ class Doubled(nn.Linear):
 
 class Subclass(Tensor):
     """Some quantised or sharded weight."""
+
+
+class Halves(Tensor):
+    """A quantised weight, with what it holds inside."""
+
+    @classmethod
+    def of(cls, half: Tensor) -> Tensor:
+        made = Tensor._make_wrapper_subclass(cls, half.shape, dtype=half.dtype)
+        made.half = half
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls.of(args[0].half)
+        return function(*tree_map(lambda each: 2 * each.half if type(each) is cls else each, args), **(kwargs or {}))
 
 
 def replace_a_forward(model: PreTrainedModel) -> None:
@@ -93,6 +114,18 @@ def test_a_linear_of_another_kind_is_called_as_it_is(engine: str) -> None:
     down = model.model.layers[1].mlp.down_proj
     down.__class__ = Doubled
     torch.testing.assert_close(wrap(model, engine).forward(text), one_pass(model, text), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(("kind", "engine"), [(Doubled, "lean"), (Doubled, "static"), (nn.Linear, "modules")])
+def test_weights_of_a_subclass_are_not_looked_into(kind: type[nn.Linear], engine: str) -> None:
+    model = copy.deepcopy(target_of("qwen3"))
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            part.__class__, part.weight = kind, nn.Parameter(Halves.of(part.weight.data / 2), requires_grad=False)
+    for drafter in (model, "prompt_lookup"):
+        speculation = draftgauge.speculative(drafter, "fixed:3", engine=engine)
+        for _ in range(2):
+            assert torch.equal(*plain_and_speculative(model, speculation, inputs=prompt(), max_new_tokens=12))
 
 
 def test_a_model_that_was_asked_for_its_hidden_states_is_unchanged() -> None:

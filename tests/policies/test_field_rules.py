@@ -10,6 +10,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from draftgauge.api.policies import read_policies
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.fitted import bundled_policy, save_fitted
 from draftgauge.policies.speckv import Network, SpecKV
@@ -67,6 +68,13 @@ def test_speckv_goes_by_the_targets_compression_unless_its_spec_names_one(tmp_pa
     for told in ((LinearCosts(compression="nf4"), None), (None, "nf4"), (None, "bnb-nf4")):
         own, file, nf4, int8 = (spec.make(16, *told).rates((1.0, 0.6, 2.0, 0.3)).tolist() for spec in specs)
         assert own == file == nf4 != int8
+    for named, level in (("awq", nf4), ("fp8", int8)):
+        assert all(spec.make(16, None, named).rates((1.0, 0.6, 2.0, 0.3)).tolist() == level for spec in specs[:2])
+    for spec in specs[:2]:
+        with pytest.raises(DraftgaugeError, match="which gptq does not say: name speckv:compression=nf4"):
+            spec.make(16, None, "gptq")
+    with pytest.raises(DraftgaugeError, match="which this target does not say"):
+        specs[0].make(16, LinearCosts(compression="uncompressed", engine="gguf-fast"))
 
 
 def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:

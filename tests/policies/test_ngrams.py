@@ -48,8 +48,9 @@ def test_the_longest_ngram_and_its_latest_place_count() -> None:
     assert index.match([4]) is None  # nothing has followed the end of the text yet
     assert index.continuation(3) == []
     index.extend([2])
-    assert index.continuation(2) == [3, 4]
-    assert index.continuation(2, least=2) == []
+    assert index.match([2]) == Match(token=3, matched=1, seen=2, streak=2)
+    assert index.continuation(2, least=1) == [3, 9]  # lookup copies what followed the first time
+    assert index.continuation(2) == []
 
 
 def test_the_length_of_a_match_goes_beyond_the_longest_indexed_ngram() -> None:
@@ -91,6 +92,6 @@ def test_no_text_goes_on_into_the_next_and_the_last_one_counts() -> None:
     assert index.match([3]) is None
     assert index.match([6]) is None
     index.extend([9, 2])
-    assert index.continuation(3) == [5, 6]
+    assert index.continuation(3, least=1) == [3]
     index.extend([8, 2])  # a match in the text itself comes before a stored one of its length
-    assert index.continuation(1) == [8]
+    assert index.continuation(1, least=1) == [8]

@@ -54,6 +54,8 @@ def every_path(trace: Trace, prompt: int, costs: CostCurve, text: bool) -> list[
                     match = index.match([*index.text, *draft])
                     draft.append(-1 if match is None else match.token)  # without a match any wrong token will do
                 accepted = agreed(draft, position)
+                if gamma == 0:  # or as lookup copies
+                    accepted = max(accepted, agreed(index.continuation(appended, least=1), position))
                 here = float(costs.step_seconds(gamma, info.prompt_tokens + position, appended=appended))
                 if gamma:
                     here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]

@@ -143,7 +143,7 @@ def test_flags_name_the_setting() -> None:
     }
     looked_up = shlex.split(engine_of("vllm").flags("fixed:3", Deployment("big", drafter="prompt_lookup")))
     config = json.loads(option(looked_up, "--speculative-config"))
-    own = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    own = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 3}
     assert config == own
     assert "--additional-config" not in looked_up
     sglang = shlex.split(engine_of("sglang").flags("fixed:3", deployment))

@@ -53,6 +53,11 @@ def test_each_resample_draws_as_many_prompts_and_cannot_be_changed() -> None:
         counts[0, 0] = 1
 
 
+def test_tasks_of_several_sizes_are_drawn_once() -> None:
+    kept = [draw_counts(count, 100) for count in range(4, 24)]
+    assert all(draw_counts(len(one[0]), 100) is one for one in kept)
+
+
 def test_many_prompts_are_resampled_in_blocks_with_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=(7, 2))
     monkeypatch.setattr(bootstrap, "MOST_KEPT", 7 * 30)

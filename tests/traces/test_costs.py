@@ -11,6 +11,7 @@ import pytest
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
 from draftgauge.traces.costs import CostCurve, Measurement, pair_fingerprint, run_costs
+from draftgauge.traces.engine_costs import EngineCosts, read_costs
 from synthetic import synthetic_manifest
 
 CURVE = CostCurve(
@@ -106,3 +107,14 @@ def test_costs_of_something_else_than_the_trace_are_refused(tmp_path: Path, name
     replace(own, **{name: other}).save(tmp_path / "costs.json")
     with pytest.raises(TraceError, match=f"costs.json is of {name} {re.escape(other)}, the trace of {name}"):
         run_costs(tmp_path)
+
+
+@pytest.mark.parametrize(("plain", "first"), [(10.0, 0.01), (0.02, 0.01), (0.0001, 0.01), (0.01, 0.03)])
+def test_costs_of_an_engine_that_contradict_each_other_are_refused(tmp_path: Path, plain: float, first: float) -> None:
+    """Plain decoding in other units, or slower than a step that also verifies: else any speed-up comes out."""
+    path, good = tmp_path / "c.json", EngineCosts("vllm", (1,), (0.011,), ((0.01, 0.012),), ((0.0, 0.001),))
+    good.save(path)
+    assert read_costs(path, "vllm")[1].plain == (0.01,)
+    replace(good, plain=(plain,), verify=((first, 0.012),)).save(path)
+    with pytest.raises(TraceError, match="which contradict each other: give all in seconds"):
+        read_costs(path, "vllm")

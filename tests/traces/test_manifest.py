@@ -52,6 +52,7 @@ def test_how_and_where_it_was_recorded_does_not_change_the_fingerprint(changes: 
             "draft.fingerprint: 'x', not 'dddddddd'",
         ),
         ({"drafter": "prompt_lookup"}, "drafter: 'prompt_lookup', not 'language_model'"),
+        ({"rule": "first of 2"}, "rule: 'first of 2', not None"),
         ({"gamma_max": 8}, "gamma_max: 8, not 16"),
         ({"max_new_tokens": 8}, "max_new_tokens: 8, not 256"),
         (

@@ -18,6 +18,7 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.locks import FOLDER_LOCK, only_writer
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
+from draftgauge.models.device import torch_threads
 from draftgauge.models.loading import load_model
 from draftgauge.training import checkpoints
 from draftgauge.training import optimise as loop
@@ -44,6 +45,23 @@ def finished(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "drafter.safetensors")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="not Linux")
+def test_a_training_gives_threads_and_freed_memory_back(base: TrainingSpec, tmp_path: Path) -> None:
+    def pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    def look(row: Any) -> None:
+        before = pages()
+        torch.ones(2**28, dtype=torch.uint8)  # freed at once
+        seen.append((torch.get_num_threads(), pages() - before > 2**14))
+
+    seen: list[tuple[int, bool]] = []
+    with torch_threads(3):
+        train_drafter(replace(base, threads=2, steps=3), tmp_path / "out", report=look)
+        look(None)
+    assert [seen[0], seen[-1]] == [(2, True), (3, False)]
 
 
 class KilledError(Exception):

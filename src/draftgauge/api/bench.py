@@ -19,6 +19,7 @@ from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
 from draftgauge.api.runs import read_run, select_runs, warn
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
@@ -203,7 +204,8 @@ def _bench(
     length, gamma_max = request.output.max_new_tokens, request.drafts.gamma_max
     if costs is None and any(policy.weighs_cost for policy in compared.named):
         costs = pair_costs(pair, request.costs, gamma_max, progress=progress)
-    made = with_objects({p.spec: p.make(gamma_max, costs, pair.compression) for p in compared.named}, compared.objects)
+    held = held_as(pair.compression, pair.target.spec.engine)
+    made = with_objects({p.spec: p.make(gamma_max, costs, held) for p in compared.named}, compared.objects)
     if request.datastore is not None:
         decoded = [tokens for _, tokens in prompts]
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))

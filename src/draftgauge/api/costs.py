@@ -10,6 +10,7 @@ from pathlib import Path
 
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import CostSpec
+from draftgauge.api.runs import warn
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.progress import Progress, silent
@@ -47,7 +48,8 @@ def pair_costs(
     vocabulary = vocabulary_digest(pair.tokenizer)
     if not spec.measure:
         with suppress(TraceError):  # not measured yet, or damaged
-            return replace(CostCurve.load(path), vocabulary=vocabulary)  # which no cost depends on
+            if not (kept := CostCurve.load(path)).doubt():  # else the machine was busy: measured again
+                return replace(kept, vocabulary=vocabulary)  # which no cost depends on
     # Text of bundled prompts: costs hardly depend on the words, but drafts should be accepted now and then.
     prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
     text = "\n\n".join(prompt.text or "\n".join(message.content for message in prompt.messages) for prompt in prompts)
@@ -62,6 +64,8 @@ def pair_costs(
         sampling=sampling,
     )
     curve = measured(pair, plan, 0, progress)
+    if doubt := curve.doubt():
+        warn(f"costs are not certain, and measured again next time: {doubt}")
     with suppress(OSError, DraftgaugeError):  # a cache that cannot be written costs the next run its time
         path.parent.mkdir(parents=True, exist_ok=True)
         curve.save(path)

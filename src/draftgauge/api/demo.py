@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import OnText, generate
 from draftgauge.api.pair import Pair, load_pair
@@ -25,6 +23,7 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.settings import given_settings
 from draftgauge.fitting.two_source import FITTED
 from draftgauge.models.compression import lacks_library
+from draftgauge.models.device import torch_threads
 from draftgauge.policies.registry import compared_policies
 from draftgauge.replaying.evaluate import ALL_TASKS
 from draftgauge.replaying.splits import MIN_PROMPTS
@@ -62,8 +61,12 @@ def demo(
         Rows of :func:`~draftgauge.api.bench.bench` with ``modelled_ratio`` (over plain decoding) and
         ``modelled_tokens_per_step`` of replay; the recommended policy's row over all tasks also has ``verdict``.
     """
-    if request.pair.target is None:  # so small that a second thread mostly waits, long where other work has its core
-        torch.set_num_threads(1)
+    # The bundled pair is so small that a second thread mostly waits, long where other work has its core.
+    with torch_threads(1 if request.pair.target is None else None):
+        return _shown(request, progress, on_text, on_rows)
+
+
+def _shown(request: DemoRequest, progress: Progress, on_text: OnText | None, on_rows: OnRows) -> list[dict[str, Any]]:
     begun = time.monotonic()
     end = begun + request.seconds - REPORT_SECONDS
     runs = request.out / "runs"

@@ -173,14 +173,17 @@ def vocabulary_map(e: Evidence) -> Seen:
     rate = e.first[0]
     if not e.near_chance:
         return False, f"{rate:.0%} of first drafted tokens are right as they are"
+    if e.first[2] < ENOUGH:
+        return None
     rows, _ = first_tokens(e.trace)
     output, before = e.trace.token[rows], np.roll(e.trace.token, 1)[rows]
     translated, repeated = translated_rate(e.trace.draft_token[rows, 0], output), translated_rate(before, output)
     seen = (
         f"{rate:.0%} of first drafted tokens are right, and {translated:.0%} with ids translated to those mostly there"
     )
-    # A drafter that knows nothing but the last token is translated as well as that token is.
-    return translated - max(repeated, rate) > TOO_RARE, seen
+    # A drafter that knows nothing but the last token is translated as well as that token is, and one that is stuck on
+    # a token as well as nothing at all.
+    return translated - max(repeated, rate, translated_rate(0 * output, output)) > TOO_RARE, seen
 
 
 def translated_rate(ids: NDArray[Any], output: NDArray[Any]) -> float:
@@ -213,13 +216,17 @@ def thinking(e: Evidence) -> Seen:
 
 
 def _thinking_rows(trace: Trace, marks: list[list[int]]) -> NDArray[np.bool_]:
-    """``[P]`` positions in a thought: from the output's beginning, or its opening mark, to its end."""
+    """``[P]`` positions in a thought, of any number of them: behind an opening mark, which may stand in the prompt or
+    come before what was recorded, up to the next closing one."""
     inside = np.zeros(trace.positions, np.bool_)
-    for start, stop in zip(trace.offsets[:-1], trace.offsets[1:], strict=True):
+    for prompt, output, start in zip(trace.prompts, trace.outputs, trace.offsets, strict=False):
         for opening, closing in marks:
-            opened, closed = (np.flatnonzero(trace.token[start:stop] == mark) for mark in (opening, closing))
-            if len(opened) or len(closed):
-                inside[start : start + closed[0] if len(closed) else stop] = True
+            marked = np.where(output == opening, 1, np.where(output == closing, -1, 0))
+            before = [token == opening for token in prompt.prompt_token if token in (opening, closing)]
+            # A closing mark that comes first ends a thought that began before the output.
+            begun = before[-1:] == [True] or marked[marked != 0][:1].tolist() == [-1]
+            last = np.maximum.accumulate(np.where(marked != 0, np.arange(len(marked)), -1))
+            inside[start : start + len(output)] |= np.where(last < 0, begun, marked[last] > 0)
     return inside
 
 

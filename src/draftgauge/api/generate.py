@@ -14,6 +14,7 @@ from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.runs import warn
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
@@ -90,7 +91,7 @@ def generate(
         warn_of_other_pairs(named, pair.fingerprints() if any(each.fitted for each in named) else {})
         for each in named:
             costs = pair_costs(pair, request.costs, longest, sampling, progress) if each.weighs_cost else None
-            policy = each.make(longest, costs, pair.compression)
+            policy = each.make(longest, costs, held_as(pair.compression, pair.target.spec.engine))
         assert policy is not None
         if store is not None:
             with_stored([policy], texts_of(store))

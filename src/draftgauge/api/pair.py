@@ -56,6 +56,12 @@ class Pair:
         return self.draft_source.model
 
     @property
+    def models(self) -> list[object]:
+        """What decodes one request at a time, as it has one cache."""
+        both = [each for each in (self.target, self.draft) if each is not None]
+        return [each if each.module is None else each.module for each in both]
+
+    @property
     def context(self) -> int:
         limit = self.draft_source.context
         return self.target.spec.context if limit is None else min(self.target.spec.context, limit)

@@ -89,6 +89,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
             rendering=request.prompts.rendering,
             outputs=outputs,
             tokenizer=request.pair.loading.tokenizer,
+            rule=(draft is None and fingerprints["draft"]) or "",
         )
 
     return {compression: manifest(compression) for compression in request.pair.compression}

@@ -11,7 +11,9 @@ from typing import Any, Protocol, TypeVar, overload
 
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
+from draftgauge.core.interrupts import sigterm_interrupts
 from draftgauge.core.load import watched_load
+from draftgauge.core.locks import in_turn
 from draftgauge.core.progress import in_notebook, notebook_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.settings import make_request, settings_of
@@ -42,6 +44,7 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
         own = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
 
         @wraps(function)
+        @sigterm_interrupts()
         def call(*arguments: Any, **keywords: Any) -> Any:
             further = {name: keywords.pop(name) for name in own if name in keywords}
             if "progress" in own and "progress" not in further and in_notebook():
@@ -52,7 +55,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                 further["pair"], *arguments = arguments  # type: ignore[assignment]
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
-            with watched_load():
+            pair = further.get("pair")
+            with in_turn(*(() if pair is None else pair.models)), watched_load():
                 try:
                     result = function(request, **further)
                 except Exception as error:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-from _thread import interrupt_main
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,7 +153,7 @@ def interruptible(process_ends: bool = False) -> Iterator[None]:
             usual(ignored)
             return
         last = -AGAIN
-        later = threading.Timer(0.02, interrupt_main)
+        later = threading.Timer(0.02, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))  # ends a wait too
         later.daemon = True
         later.start()
 

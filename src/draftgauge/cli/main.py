@@ -32,7 +32,8 @@ from draftgauge.cli.derive import TEXT, add_verb, as_words
 
 KEPT = "Everything finished so far is kept: run the same command again to go on."
 TRAINED = "Everything up to the last checkpoint is kept: run the same command again to go on."
-NOTHING = "Nothing was written."
+AT_ONCE = "Each file is whole or as it was: run the same command again."
+EXPORTED = "No engine loads a checkpoint that was begun: run the same command again."
 
 
 def make_app() -> App:
@@ -48,23 +49,23 @@ def make_app() -> App:
         error_console=errors,
     )
     stores = App(name="datastore", help="Earlier outputs that tokens may be looked up in.")
-    add_verb(stores, "build", datastore.build, NOTHING)
+    add_verb(stores, "build", datastore.build, AT_ONCE)
     studies = App(name="study", help="The papers' comparisons as runnable studies.")
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
-    add_verb(studies, "speckv", study.speckv, NOTHING)
+    add_verb(studies, "speckv", study.speckv, AT_ONCE)
     groups: dict[str, tuple[tuple[str, Callable[..., Any], str] | App, ...]] = {
         "Measure: draftgauge profile --target T --draft D --prompts prompts.jsonl --out runs/x": (
             ("profile", profile.profile, KEPT),
             ("rank", rank.rank, KEPT),
             ("doctor", doctor.doctor, ""),
-            ("bench", bench.bench, NOTHING),
-            ("bench-servers", bench.bench_servers, NOTHING),
+            ("bench", bench.bench, AT_ONCE),
+            ("bench-servers", bench.bench_servers, AT_ONCE),
         ),
         "Decide: draftgauge advise runs/x --engine transformers": (
-            ("replay", replay.replay, NOTHING),
-            ("advise", advise.advise, NOTHING),
-            ("fit", fit.fit, NOTHING),
-            ("report", report.report, NOTHING),
+            ("replay", replay.replay, AT_ONCE),
+            ("advise", advise.advise, AT_ONCE),
+            ("fit", fit.fit, AT_ONCE),
+            ("report", report.report, AT_ONCE),
         ),
         'Run: draftgauge generate "What is 37 + 45?" --policy stopping --show-drafts': (
             ("generate", generate.generate, ""),
@@ -73,9 +74,9 @@ def make_app() -> App:
         ),
         "Train: draftgauge train --target T --prompts train.jsonl --out drafter": (
             ("train", train.train, TRAINED),
-            ("evaluate", evaluate.evaluate, NOTHING),
-            ("diagnose", diagnose.diagnose, NOTHING),
-            ("export", export.export, NOTHING),
+            ("evaluate", evaluate.evaluate, AT_ONCE),
+            ("diagnose", diagnose.diagnose, AT_ONCE),
+            ("export", export.export, EXPORTED),
         ),
         "Research: draftgauge study kvshot --preset smoke --out study": (studies,),
     }

@@ -7,6 +7,18 @@ from typing import Annotated, Any
 UNCOMPRESSED = "uncompressed"
 COMPRESSIONS = (UNCOMPRESSED, "fp32", "fp16", "bf16", "int8", "nf4")
 
+# 0, 1, 2 for 16 bits a weight or more, 8 and 4, of the names that say it.
+LEVELS = {
+    **dict.fromkeys((UNCOMPRESSED, "fp32", "fp16", "bf16"), 0),
+    **dict.fromkeys(("int8", "bnb-int8", "fp8", "fbgemm_fp8", "eetq"), 1),
+    **dict.fromkeys(("nf4", "bnb-nf4", "bnb-fp4", "awq", "mxfp4"), 2),
+}
+
+
+def held_as(compression: str, engine: str) -> str:
+    """The compression; empty of a GGUF file, which is named without one."""
+    return "" if engine.startswith("gguf") else compression
+
 
 def current_compression(name: Any) -> Any:
     """The name that a compression has now: ``uncompressed`` was ``none``."""

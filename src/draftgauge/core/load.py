@@ -24,20 +24,20 @@ class _Snapshot(NamedTuple):
 
 
 _begun: _Snapshot | None = None
-_depth = 0
+_running: list[None] = []  # one for each block; a list, as threads add to it and take from it at once
 
 
 @contextmanager
 def watched_load() -> Iterator[None]:
     """What :func:`machine_load` says is over the outermost of these blocks, also after it."""
-    global _begun, _depth
-    if _depth == 0:
+    global _begun
+    if not _running:
         _begun = _snapshot()
-    _depth += 1
+    _running.append(None)
     try:
         yield
     finally:
-        _depth -= 1
+        _running.pop()
 
 
 def machine_load() -> dict[str, Any] | None:

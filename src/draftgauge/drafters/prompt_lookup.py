@@ -1,7 +1,6 @@
-"""Drafting without a model: what followed the same words earlier in the text.
+"""Drafting without a model: what followed the same words earlier in the text, as the policy ``lookup`` appends it.
 
-Saxena 2023, "Prompt Lookup Decoding" (also ``prompt_lookup_num_tokens`` in transformers): the longest n-gram at the end
-of the text that occurred before is looked up, and the tokens after its *first* occurrence are proposed.
+Saxena 2023, "Prompt Lookup Decoding"; see :meth:`~draftgauge.policies.ngrams.NgramIndex.continuation`.
 """
 
 from __future__ import annotations
@@ -14,35 +13,33 @@ from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Sourc
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import Taps
 from draftgauge.policies.base import Signal
-from draftgauge.policies.ngrams import FirstOccurrences
-
-NGRAM = 3  # tokens of the longest one looked up
+from draftgauge.policies.ngrams import LEAST, LONGEST, NgramIndex
 
 
 class PromptLookupDrafter:
-    """Proposes the continuation of the first earlier occurrence of the last n-gram in prompt and output.
+    """Proposes the continuation of the first earlier occurrence of the last ``least`` to ``longest`` tokens.
 
     It has no distribution: its proposal counts as one-hot (confidence 1, entropy 0, margin 1), so that a policy that
     stops when unsure never stops it.
     """
 
-    def __init__(self, end_tokens: frozenset[int] = frozenset()) -> None:
-        self._occurrences = FirstOccurrences(NGRAM)
+    def __init__(self, end_tokens: frozenset[int] = frozenset(), least: int = LEAST, longest: int = LONGEST) -> None:
+        self._index, self._least, self._longest = NgramIndex(), least, longest
         self.end_tokens = end_tokens
 
     def prefill(self, context: list[int]) -> None:
-        self._occurrences.reset()
-        self._occurrences.extend(context)
+        self._index.reset()
+        self._index.extend(context)
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        """Copy up to ``limit`` tokens; none if no n-gram at the end of the text occurred before."""
+        """Copy up to ``limit`` tokens; none if too few at the end of the text occurred before."""
         tokens: list[int] = []
         shown: list[Signal] = []
         confidence, entropy, margin = (
             value if name in reads else math.nan
             for name, value in ((SignalName.CONFIDENCE, 1.0), (SignalName.ENTROPY, 0.0), (SignalName.MARGIN, 1.0))
         )
-        found = self._occurrences.continuation(limit)
+        found = self._index.continuation(limit, self._least, self._longest)
         for token in found:
             tokens.append(token)
             if keep_drafting is not None:
@@ -55,7 +52,7 @@ class PromptLookupDrafter:
         return Draft(tokens, None, shown)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
-        self._occurrences.extend(tokens)
+        self._index.extend(tokens)
 
 
 @register_drafter
@@ -71,3 +68,7 @@ class PromptLookupSource(DraftSource):
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> PromptLookupDrafter:
         return PromptLookupDrafter(how.end_tokens)
+
+    def fingerprint(self) -> str:
+        """The rule, so that no run that was recorded by another one is continued."""
+        return f"first of {LEAST} to {LONGEST} tokens"

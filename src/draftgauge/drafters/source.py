@@ -113,7 +113,7 @@ class DraftSource(ABC):
         """A new drafter; ``taps`` are the target's by ``tap_plan``, None if that is None."""
 
     def fingerprint(self) -> str | None:
-        """Fingerprint of the weights that draft; None for a drafter without weights."""
+        """Fingerprint of the weights that draft, or of the rule of a drafter without weights, or None."""
         return None
 
 

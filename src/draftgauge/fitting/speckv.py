@@ -11,7 +11,7 @@ from sklearn.neural_network import MLPRegressor
 from draftgauge.core.errors import TraceError
 from draftgauge.fitting.logistic import common_gamma_max
 from draftgauge.policies.fitted import FittedPolicy
-from draftgauge.policies.speckv import CANDIDATES, COMPRESSION_CODES, FEATURES, NAME
+from draftgauge.policies.speckv import CANDIDATES, FEATURES, NAME, code_of
 from draftgauge.replaying.rows import draft_caps
 from draftgauge.replaying.simulate import replay_lengths
 from draftgauge.replaying.splits import keys_of
@@ -64,11 +64,7 @@ def fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve] = (), seed: i
 
 def _samples(trace: Trace, candidates: Sequence[int]) -> tuple[Floats, Floats]:
     """Features ``[rows, 6]`` and acceptance rates ``[rows]``."""
-    if trace.compression not in COMPRESSION_CODES:
-        raise TraceError(
-            f"SpecKV's network reads whether the target is in full precision, int8 or nf4, and this one is "
-            f"{trace.compression}: fit another policy"
-        )
+    code = float(code_of(trace.compression))
     summaries, targets = [], []
     for gamma in candidates:
         record = replay_lengths(trace, np.full(trace.positions, gamma)).record
@@ -87,7 +83,6 @@ def _samples(trace: Trace, candidates: Sequence[int]) -> tuple[Floats, Floats]:
         targets.append(rows[1:][follows])
     signals, target = np.concatenate(summaries), np.concatenate(targets)
     most = draft_caps(trace)[target]
-    code = float(COMPRESSION_CODES[trace.compression])
     features, rates = [], []
     for gamma in candidates:
         drafted = np.minimum(gamma, most)

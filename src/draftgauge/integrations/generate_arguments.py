@@ -77,6 +77,7 @@ def read_arguments(
         raise DraftgaugeError(f"{type(model).__name__} is an encoder-decoder: speculative() is for causal models")
     _check_config(config)
     _check_model_kwargs(model_kwargs)
+    _check_prepared(model, input_ids, model_kwargs)
     for processor in processors:
         if type(processor).__name__ in STATEFUL:
             raise DraftgaugeError(
@@ -95,16 +96,10 @@ def read_arguments(
             "stopping_criteria of a batch need an end token beside them, else generate decodes rows past their end: "
             "set eos_token_id"
         )
-    pad = config._pad_token_tensor
-    return GenerateArguments(
-        rows,
-        DecodingSettings(max(1, limit - input_ids.shape[1]), sampling, frozenset(ends)),
-        draft_sampling,
-        others,
-        further,
-        None if pad is None else int(pad),
-        bool(config.return_dict_in_generate),
-    )
+    settings = DecodingSettings(max(1, limit - input_ids.shape[1]), sampling, frozenset(ends))
+    pad = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    as_dict = bool(config.return_dict_in_generate)
+    return GenerateArguments(rows, settings, draft_sampling, others, further, pad, as_dict)
 
 
 def split_processors(processors: LogitsProcessorList) -> tuple[Sampling, LogitsProcessorList]:
@@ -171,6 +166,23 @@ def _check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
     if cache is not None and _is_filled(cache):
         raise DraftgaugeError(
             f"draftgauge.speculative keeps a cache of its own and cannot honour past_key_values: {INSTEAD}"
+        )
+
+
+def _check_prepared(model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> None:
+    """Refuse a model that makes something else of the prompt for its first pass, or fills its cache before it."""
+    made = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
+    _check_model_kwargs({name: made.get(name) for name in CACHES})
+    ids, mask, places = made.pop("input_ids", None), made.get("attention_mask"), made.get("position_ids")
+    changed = ids is None or not torch.equal(ids.to(input_ids.device), input_ids)
+    changed |= isinstance(mask, Tensor) and mask.ndim == input_ids.ndim and mask.shape != input_ids.shape
+    changed |= any(isinstance(made[name], Tensor) for name in made.keys() - {*DERIVED, *model_kwargs})
+    if not getattr(model.prepare_inputs_for_generation, "__module__", "").startswith("transformers."):  # counts so
+        changed |= places is not None and not torch.equal(places, model_kwargs.get("position_ids", places))
+    if changed:
+        raise DraftgaugeError(
+            f"prepare_inputs_for_generation of {type(model).__name__} changes the prompt (prompt tuning does), which "
+            "draftgauge.speculative cannot: call generate without custom_generate"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -20,7 +21,7 @@ from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.lean_families import why_not_lean
+from draftgauge.models.engines.lean_families import PLAIN_TENSORS, why_not_lean
 from draftgauge.models.engines.lean_ops import packs
 from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.models.taps import Taps, attach_taps
@@ -85,14 +86,10 @@ class BoundPair:
         context = self.target.spec.context if self.drafts.context is None else self.drafts.context
         prompt, sampling = call.rows[0].prompt, call.settings.sampling
         generator = None if sampling.greedy else torch.Generator(self.target.spec.device).manual_seed(0)
+        vocabulary = "" if self.tokenizer is None else vocabulary_digest(self.tokenizer)
+        contexts = [len(prompt) + call.settings.max_new_tokens // 2]
         plan = MeterPlan(
-            text=prompt,
-            contexts=[len(prompt) + call.settings.max_new_tokens // 2],
-            gamma_max=gamma_max,
-            seconds=MEASURING_SECONDS,
-            context_limit=context,
-            vocabulary="" if self.tokenizer is None else vocabulary_digest(self.tokenizer),
-            sampling=sampling,
+            prompt, contexts, gamma_max, MEASURING_SECONDS, context, vocabulary=vocabulary, sampling=sampling
         )
         drafting = Drafting(frozenset(), call.draft_sampling, generator)
         drafter = self.drafts.drafter(self.target, self.taps, drafting)
@@ -103,32 +100,31 @@ class BoundPair:
 def _weights(model: CachedModel) -> tuple[tuple[int, int] | float, ...]:
     """What tells that a model's weights are still those that an engine has taken over. PyTorch counts writes to a
     tensor, but neither those through ``.data`` nor those of fused optimisers. So where an engine holds copies of
-    weights, these are looked at: their norm, and the sum of some elements."""
-    parameters = list(model.module.parameters())
-    written = tuple((each.data_ptr(), 0 if each.is_inference() else each._version) for each in parameters)
-    if not isinstance(model, LeanModel):
+    weights, or tables made of buffers and numbers, these are looked at: of tensors the norm, and the sum of some
+    elements. A tensor of a subclass is never copied: which one it is suffices."""
+    module, lean = model.module, isinstance(model, LeanModel)
+    tensors = [*module.parameters(), *(module.buffers() if lean else ())]
+    plain = [each for each in tensors if type(each) in PLAIN_TENSORS]
+    written = tuple((each.data_ptr(), 0 if each.is_inference() else each._version) for each in plain)
+    written += tuple((id(each), 0) for each in tensors if type(each) not in PLAIN_TENSORS)
+    if not lean:
         return written
-    packed = packs(model.module)
+    numbers = [value for part in module.modules() for value in vars(part).values() if type(value) is float]
+    packed = packs(module)
     figures: list[Tensor] = []
-    for weight in parameters:
-        if weight.is_floating_point() and (packed or weight.ndim == 1):
+    for weight in plain:
+        if weight.is_floating_point() and (packed or weight.ndim < 2):
             values = weight.detach().flatten()
-            figures += [
-                torch.linalg.vector_norm(values).float(),
-                values[:: max(1, len(values) // SAMPLED)].float().sum(),
-            ]
-    return (*written, *(torch.stack(figures).nan_to_num().tolist() if figures else ()))
+            some = values[:: max(1, len(values) // SAMPLED)].float().sum()
+            figures += [torch.linalg.vector_norm(values).float(), some]
+    return (*written, *numbers, *(torch.stack(figures).nan_to_num().tolist() if figures else ()))
 
 
 def _tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     """The tokenizer in the folder or repository that a model came from, if there is one."""
-    source = model.config.name_or_path
-    if not source:
-        return None
-    try:
-        return load_tokenizer(source)
-    except (DraftgaugeError, ImportError):
-        return None
+    with suppress(DraftgaugeError, ImportError):
+        return load_tokenizer(model.config.name_or_path) if model.config.name_or_path else None
+    return None
 
 
 def _check_models(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:

@@ -28,6 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.api.policies import NamedPolicy, read_policies
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.locks import in_turn
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.source import Drafting, LoadOptions
@@ -47,8 +48,8 @@ LONGEST = 16
 class Speculative:
     """A decoding function for ``generate(custom_generate=...)``, known as ``draftgauge.speculative``.
 
-    It keeps what it made of a model from call to call; a model whose weights have changed is wrapped again. Calls must
-    not overlap.
+    It keeps what it made of a model from call to call; a model whose weights have changed is wrapped again. Calls that
+    share it, or a model, wait for each other.
 
     Attributes:
         drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; an EAGLE-3, DFlash
@@ -60,7 +61,7 @@ class Speculative:
         tokenizer: of the target. By default the one that lies beside the model, if there is one. It tells whether the
             drafter has the same vocabulary, and a fitted policy whether it knows the target's tokens.
         allow_pickle: read a checkpoint's pickled weights, which can run code.
-        generations: of the last call, one for each row: steps, drafted and accepted tokens, seconds.
+        generations: of the call that ended last, one for each row: steps, drafted and accepted tokens, seconds.
 
     Raises:
         DraftgaugeError: for a policy or an engine that does not exist, or costs that cannot be read.
@@ -111,10 +112,10 @@ class Speculative:
         call = read_arguments(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         if self.streamer is not None and len(call.rows) > 1:
             raise DraftgaugeError(f"a streamer follows one row, not a batch of {len(call.rows)}: leave it out")
-        with _evaluating(model, *([self.drafter] if isinstance(self.drafter, PreTrainedModel) else [])):
+        models = [model, *([self.drafter] if isinstance(self.drafter, PreTrainedModel) else [])]
+        with in_turn(self, *models), _evaluating(*models):
             pair = self._bind(model)
-            policy = self._ready_policy(pair, call)
-            return self._decode(pair, policy, call, input_ids)
+            return self._decode(pair, self._ready_policy(pair, call), call, input_ids)
 
     def _decode(
         self, pair: BoundPair, policy: Policy, call: GenerateArguments, input_ids: Tensor
@@ -124,7 +125,7 @@ class Speculative:
             generator = torch.Generator(pair.target.spec.device).manual_seed(int(torch.randint(2**62, ())))
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
-        self.generations = []
+        generations: list[Generation] = []
         for row in call.rows:
             target: CachedModel = pair.target
             if call.processors:
@@ -133,11 +134,11 @@ class Speculative:
             watch = CriteriaWatch(call.criteria, row) if call.criteria else None
             settings = replace(call.settings, stop_when=watch, gamma_max=self._longest)
             on_commit = None if self.streamer is None else _put_each(self.streamer)
-            result = speculative_decode(target, drafter, policy, row.prompt, settings, generator, on_commit)
-            self.generations.append(result)
+            generations.append(speculative_decode(target, drafter, policy, row.prompt, settings, generator, on_commit))
         if self.streamer is not None:
             self.streamer.end()
-        sequences = _sequences(input_ids, [result.tokens for result in self.generations], call.pad_token)
+        self.generations = generations
+        sequences = _sequences(input_ids, [result.tokens for result in generations], call.pad_token)
         return GenerateDecoderOnlyOutput(sequences=sequences) if call.returns_dict else sequences
 
     def _bind(self, model: PreTrainedModel) -> BoundPair:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -48,6 +49,17 @@ def check_devices(device: str | torch.device | None, count: int) -> None:
 def numbered(device: str | torch.device | None, number: int) -> torch.device:
     chosen = choose_device(device)
     return chosen if chosen.type == "cpu" or chosen.index is not None else torch.device(chosen.type, number)
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Compute with this many threads on the CPU, and afterwards with as many as before; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -7,13 +7,12 @@ n-gram at the end of the text occurred before. They are what a rule that prices 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Signal, Step
 from draftgauge.policies.checks import check_tokens
-from draftgauge.policies.ngrams import MOST_MATCHED, FirstOccurrences, NgramIndex
+from draftgauge.policies.ngrams import LEAST, LONGEST, MOST_MATCHED, NgramIndex
 from draftgauge.policies.registry import make_policy, register_policy
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
@@ -22,7 +21,8 @@ from draftgauge.traces.costs import CostCurve
 class FollowsText(PolicyBase):
     """Keeps an index of prompt and output."""
 
-    index: NgramIndex | FirstOccurrences
+    def __init__(self) -> None:
+        self.index = NgramIndex()
 
     def reset(self) -> None:
         self.index.reset()
@@ -37,27 +37,26 @@ class FollowsText(PolicyBase):
 class IndexesText(FollowsText):
     """Looks in stored texts too where there are any."""
 
-    index: NgramIndex
-
-    def __init__(self) -> None:
-        self.index = NgramIndex()
-
     def ask_stored(self, stored: StoredTexts) -> None:
         self.index = NgramIndex(stored.index)
 
 
-class TextLookup(IndexesText):
-    """Nothing drafted, and up to ``tokens`` that followed the last time, while ``least`` tokens or more match."""
+class CopiesText(FollowsText):
+    """Nothing drafted, and up to ``tokens`` that followed the first time, if ``least`` to ``longest`` tokens match."""
 
     gamma = 0
 
-    def __init__(self, least: int, tokens: int) -> None:
+    def __init__(self, least: int, tokens: int, longest: int = LONGEST) -> None:
         super().__init__()
         self.reads: Reads = frozenset({SignalName.TEXT})
-        self.least, self.tokens = least, tokens
+        self.least, self.tokens, self.longest = least, tokens, longest
 
     def extend(self, room: int) -> Sequence[int]:
-        return self.index.continuation(min(room, self.tokens), self.least)
+        return self.index.continuation(min(room, self.tokens), self.least, self.longest)
+
+
+class TextLookup(CopiesText, IndexesText):
+    """Prompt lookup, in stored texts too."""
 
 
 class LookupElse(TextLookup):
@@ -70,8 +69,7 @@ class LookupElse(TextLookup):
         self._looks_up = False
 
     def limit(self) -> int:
-        match = self.index.match(self.index.text[-MOST_MATCHED:])
-        self._looks_up = match is not None and match.matched >= self.least
+        self._looks_up = bool(self.index.continuation(1, self.least))
         return 0 if self._looks_up else self.drafting.limit()
 
     def keep_drafting(self, signal: Signal) -> bool:
@@ -79,20 +77,6 @@ class LookupElse(TextLookup):
 
     def extend(self, room: int) -> Sequence[int]:
         return super().extend(room) if self._looks_up else ()
-
-
-class FirstMatchLookup(FollowsText):
-    """Prompt lookup as in transformers: copies ``tokens`` tokens after the first occurrence of the longest n-gram."""
-
-    reads: ClassVar[Reads] = frozenset({SignalName.TEXT})
-    gamma = 0
-
-    def __init__(self, ngram: int, tokens: int) -> None:
-        self.tokens = tokens
-        self.index = FirstOccurrences(ngram)
-
-    def extend(self, room: int) -> Sequence[int]:
-        return self.index.continuation(min(room, self.tokens))
 
 
 def _check_least(name: str, least: int) -> None:
@@ -103,12 +87,12 @@ def _check_least(name: str, least: int) -> None:
 
 @register_policy(
     "lookup",
-    "drafts nothing and appends what followed the same words the last time (prompt lookup)",
+    "drafts nothing and appends what followed the same words the first time (prompt lookup)",
     complexity=2,
     compared=True,
     grid={"least": (1, 2, 4), "tokens": (4, 8, 16)},
 )
-def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:
+def lookup(least: int = LEAST, tokens: int = 8, *, gamma_max: int) -> Policy:
     _check_least("lookup", least)
     check_tokens("lookup", "tokens", tokens)
     return TextLookup(least, min(tokens, gamma_max))
@@ -116,23 +100,23 @@ def lookup(least: int = 2, tokens: int = 8, *, gamma_max: int) -> Policy:
 
 @register_policy(
     "hf-prompt-lookup",
-    "drafts nothing and copies what followed the same words the first time (transformers' prompt lookup)",
+    "lookup by transformers' numbers: n-grams of 1 to `ngram` tokens",
     complexity=2,
     grid={"ngram": (1, 2, 3), "tokens": (4, 10)},
 )
 def hf_prompt_lookup(ngram: int = 2, tokens: int = 10, *, gamma_max: int) -> Policy:
     check_tokens("hf-prompt-lookup", "ngram", ngram)
     check_tokens("hf-prompt-lookup", "tokens", tokens)
-    return FirstMatchLookup(ngram, min(tokens, gamma_max))
+    return CopiesText(1, min(tokens, gamma_max), ngram)
 
 
 @register_policy(
     "lookup-else-stopping",
-    "appends what followed the same words the last time where enough of them match, else drafts as stopping",
+    "appends what followed the same words the first time where enough of them match, else drafts as stopping",
     complexity=6,
     grid={"least": (2, 3, 4), "tokens": (4, 8)},
 )
-def lookup_else_stopping(least: int = 2, tokens: int = 8, *, gamma_max: int, costs: CostCurve) -> Policy:
+def lookup_else_stopping(least: int = LEAST, tokens: int = 8, *, gamma_max: int, costs: CostCurve) -> Policy:
     _check_least("lookup-else-stopping", least)
     check_tokens("lookup-else-stopping", "tokens", tokens)
     return LookupElse(least, min(tokens, gamma_max), make_policy("stopping", gamma_max, costs))

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftgauge.core.compressions import UNCOMPRESSED
+from draftgauge.core.compressions import UNCOMPRESSED, held_as
 from draftgauge.core.config import convert, type_name
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Policy
@@ -218,7 +218,8 @@ def make_parsed(
     if weighs_cost(name):
         require_costs(name, costs)
     entry = POLICIES[name]
-    compression = compression or (UNCOMPRESSED if costs is None else costs.compression)
+    if compression is None:
+        compression = UNCOMPRESSED if costs is None else held_as(costs.compression, costs.engine)
     known = {"gamma_max": gamma_max, "costs": costs, "compression": compression}
     given = {key: value for key, value in known.items() if key in entry.parameters} | dict(arguments)
     missing = [key for key, each in entry.parameters.items() if each.default is each.empty and key not in given]

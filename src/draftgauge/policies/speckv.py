@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.compressions import UNCOMPRESSED, current_compression
+from draftgauge.core.compressions import LEVELS, UNCOMPRESSED, Compression
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
@@ -22,18 +22,19 @@ NAME = "speckv"
 FEATURES = ("mean_entropy", "mean_confidence", "max_entropy", "min_confidence", "compression", "gamma")
 """What the network reads, as published; entropies in bits."""
 CANDIDATES = (2, 4, 6, 8)
-COMPRESSION_CODES = {
-    **dict.fromkeys((UNCOMPRESSED, "fp32", "fp16", "bf16"), 0),
-    **dict.fromkeys(("int8", "bnb-int8"), 1),
-    **dict.fromkeys(("nf4", "bnb-nf4"), 2),
-}
-"""The paper's 0, 1, 2 for fp16, int8 and nf4; every target that is not quantised counts as fp16."""
 FIRST = 4  # length of a prompt's first draft: the fixed length that the paper compares with
 
-Compression = Annotated[
-    Literal["uncompressed", "fp32", "fp16", "bf16", "int8", "bnb-int8", "nf4", "bnb-nf4"], current_compression
-]
 Floats = NDArray[np.float64]
+
+
+def code_of(compression: str) -> int:
+    """The paper's 0, 1, 2 for fp16, int8 and nf4; others count as what has as many bits a weight."""
+    if compression not in LEVELS:
+        raise DraftgaugeError(
+            f"policy {NAME} reads whether the target's weights have 16, 8 or 4 bits, which "
+            f"{compression or 'this target'} does not say: name {NAME}:compression=nf4, =int8 or ={UNCOMPRESSED}"
+        )
+    return LEVELS[compression]
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,7 @@ class SpecKV(PolicyBase):
         self._weights = hidden[:4]
         # [candidates, units]: the part of the hidden layer's input that does not depend on signals
         self._given = (
-            np.asarray(network.hidden_bias)
-            + COMPRESSION_CODES[compression] * hidden[4]
-            + self._gammas[:, None] * hidden[5]
+            np.asarray(network.hidden_bias) + code_of(compression) * hidden[4] + self._gammas[:, None] * hidden[5]
         )
         self._output, self._output_bias = np.asarray(network.output), network.output_bias
         self._first = min(FIRST, gamma_max)
@@ -115,10 +114,8 @@ class SpecKV(PolicyBase):
 def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, _: CostCurve | None, compression: str) -> Policy:
     numbers = from_mapping(SpecKVNumbers, parameters, f"fitted policy {NAME}")
     # The target's own compression where the network has seen one like it.
-    seen = {COMPRESSION_CODES[each]: each for each in numbers.fitted_on}
-    code = COMPRESSION_CODES.get(compression)
-    own = numbers.compression if code is None else seen.get(code, numbers.compression)
-    return SpecKV(numbers.network, own, gamma_max)
+    known = compression and code_of(compression) in {code_of(each) for each in numbers.fitted_on}
+    return SpecKV(numbers.network, compression if known else numbers.compression, gamma_max)
 
 
 @register_policy(
@@ -129,4 +126,4 @@ def _from_numbers(parameters: Mapping[str, Any], gamma_max: int, _: CostCurve | 
 )
 def speckv(compression: Compression, *, gamma_max: int) -> Policy:
     numbers = from_mapping(SpecKVNumbers, bundled_policy(NAME).parameters, "bundled policy")
-    return SpecKV(numbers.network, compression if compression in COMPRESSION_CODES else "uncompressed", gamma_max)
+    return SpecKV(numbers.network, compression, gamma_max)

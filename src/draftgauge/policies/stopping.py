@@ -27,7 +27,7 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, first_stop
 from draftgauge.policies.checks import check_shares, require_costs
-from draftgauge.policies.fitted import bundled_policy, register_fitted
+from draftgauge.policies.fitted import bundled_policy, register_fitted, to_depth
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
 from draftgauge.traces.costs import CostCurve
@@ -106,4 +106,4 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | Non
 )
 def stopping(*, gamma_max: int, costs: CostCurve) -> Policy:
     numbers = from_mapping(StoppingNumbers, bundled_policy(STOPPING).parameters, "bundled policy")
-    return ThroughputStopping(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)
+    return ThroughputStopping(replace(numbers, accepted_by_depth=to_depth(numbers.accepted_by_depth, gamma_max)), costs)

@@ -32,7 +32,7 @@ from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal
 from draftgauge.policies.checks import check_positive, check_shares, require_costs
-from draftgauge.policies.fitted import bundled_policy, register_fitted
+from draftgauge.policies.fitted import bundled_policy, register_fitted, to_depth
 from draftgauge.policies.lookup import IndexesText
 from draftgauge.policies.ngrams import MOST_MATCHED, Match
 from draftgauge.policies.pricing import Prices
@@ -198,4 +198,4 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | Non
 )
 def two_source(*, gamma_max: int, costs: CostCurve) -> Policy:
     numbers = from_mapping(TwoSourceNumbers, bundled_policy(TWO_SOURCE).parameters, "bundled policy")
-    return TwoSource(replace(numbers, accepted_by_depth=numbers.accepted_by_depth[:gamma_max]), costs)
+    return TwoSource(replace(numbers, accepted_by_depth=to_depth(numbers.accepted_by_depth, gamma_max)), costs)

@@ -1,4 +1,4 @@
-"""The bound of rules that draft, or look up as two-source does: least time, had every outcome been known."""
+"""The bound of rules that draft, or look up as lookup and two-source do: least time, had every outcome been known."""
 
 from __future__ import annotations
 
@@ -104,11 +104,13 @@ def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, runs: I
 
 def text_runs(trace: Trace, stored: StoredTexts | None = None) -> Ints:
     """``[P, G + 1]`` how many tokens looked up in the text would be accepted after ``d`` accepted drafted ones, column
-    ``d``, at most ``G - d``. They follow from the output alone, whatever drafts.
+    ``d``, at most ``G - d``, as two-source looks them up, or where none is drafted as lookup does, if that is more.
+    They follow from the output alone, whatever drafts.
     """
     check_prompt_tokens(trace)
     longest = trace.gamma_max
     right = np.zeros((trace.positions, longest), np.bool_)  # whether the text predicts the token so far on
+    runs, copied = np.zeros((trace.positions, longest + 1), np.int64), np.zeros(trace.positions, np.int64)
     index = NgramIndex(None if stored is None else stored.index)
     for number, prompt in enumerate(trace.prompts):
         first, end = trace.offsets[number : number + 2].tolist()
@@ -117,12 +119,14 @@ def text_runs(trace: Trace, stored: StoredTexts | None = None) -> Ints:
         index.extend(prompt.prompt_token)
         for position, token in enumerate(output):
             context = index.text[-MOST_MATCHED:]
+            agreed = [a == b for a, b in zip(index.continuation(longest, 1), output[position:], strict=False)]
+            copied[first + position] = [*agreed, False].index(False)
             for ahead, expected in enumerate(output[position : position + longest]):
                 match = index.match(context[-MOST_MATCHED:])
                 right[first + position, ahead] = match is not None and match.token == expected
                 context.append(expected)
             index.extend([token])
-    runs = np.zeros((trace.positions, longest + 1), np.int64)
     for depth in range(longest - 1, -1, -1):
         runs[:, depth] = np.where(right[:, depth], runs[:, depth + 1] + 1, 0)
+    runs[:, 0] = np.maximum(runs[:, 0], copied)
     return runs

@@ -88,7 +88,7 @@ def advise_settings(
             "prompts": len(trace.prompts),
             "cost_doubt": costs.doubt(),
             "drafted_per_step": it["drafted_per_step"],
-            "appended_per_step": float(replays[it["setting"]].appended.mean()),
+            "appended_per_step": float((of := replays[it["setting"]]).appended.sum() / of.steps.sum()),
         }
         for it in rows
     ]

@@ -16,7 +16,7 @@ from draftgauge.core.errors import DraftgaugeError
 API_KEY = "DRAFTGAUGE_API_KEY"  # environment variable
 SECONDS = 10.0
 COMPLETION_SECONDS = 600.0
-MAX_BYTES = 32 * 2**20  # a page of vLLM's metrics has 0.1 MB, 100,000 token ids less than 1 MB
+MAX_BYTES = 2**23  # read into at most 0.5 GB; a page of vLLM's metrics has 0.1 MB, 100,000 token ids less than 1 MB
 
 
 class ServerError(DraftgaugeError):

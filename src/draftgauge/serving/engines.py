@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.policies.ngrams import LEAST, LONGEST
 from draftgauge.policies.registry import FIXED, compared_policies, fixed_length
 from draftgauge.traces.engine_costs import LOOPS
 from draftgauge.traces.manifest import Manifest
@@ -21,7 +22,6 @@ VLLM = (LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH)  # DFlash from vLLM 0.20 on
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
-MAX_NGRAM = 3  # that prompt lookup looks up
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
     if _is_custom(setting, deployment):
         return {"method": "custom_class", "model": PROPOSER} | tokens
     if deployment.drafter == LOOKUP:  # vLLM's own takes the first occurrence of the longest n-gram too
-        return {"method": "ngram", "prompt_lookup_max": MAX_NGRAM, "prompt_lookup_min": 1} | tokens
+        return {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": LEAST} | tokens
     method = deployment.drafter if deployment.drafter in (EAGLE3, DFLASH) else "draft_model"
     return {"method": method, "model": deployment.draft} | tokens
 

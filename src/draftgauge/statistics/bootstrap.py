@@ -17,6 +17,7 @@ TEST_RESAMPLES = 10_000
 """Resamples for p-values: the least one is 2 over this."""
 LEVEL = 0.95
 MOST_KEPT = 2**25  # numbers drawn for resamples that are held at a time
+SMALL = 2**19  # so many are 4 MiB
 
 Floats = NDArray[np.float64]
 
@@ -51,16 +52,21 @@ def all_signs(count: int) -> Floats:
     return signs
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=32)
 def draw_counts(count: int, resamples: int) -> Floats:
-    """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next call."""
+    """``[resamples, count]`` how often each item is in each resample; read-only, as it is kept for the next calls."""
     return drawn(np.random.default_rng(0), count, resamples)
+
+
+# Policies are compared by turns on tasks of several sizes; of large ones fewer fit into memory.
+_large = lru_cache(maxsize=2)(draw_counts.__wrapped__)
 
 
 def resampled_sums(values: Floats, resamples: int) -> Floats:
     """``[resamples, columns]`` sums of the rows of ``[count, columns]`` drawn with replacement, always alike."""
     if len(values) * resamples <= MOST_KEPT:
-        return draw_counts(len(values), resamples) @ values
+        draws = draw_counts if len(values) * resamples <= SMALL else _large
+        return draws(len(values), resamples) @ values
     rng, block = np.random.default_rng(0), max(1, MOST_KEPT // len(values))
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
     return np.concatenate([drawn(rng, len(values), size) @ values for size in sizes])

@@ -14,10 +14,11 @@ from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.traces.batch_costs import BatchCosts
-from draftgauge.traces.costs import CostCurve, CostTable
+from draftgauge.traces.costs import MAX_PLAIN_RATIO, CostCurve, CostTable
 
 FORMAT = "draftgauge engine costs"
 BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"
+MOST_APART = 10  # steps that verify no draft and plain ones: beyond, they are not of one engine or in one unit
 LOOPS = ("draftgauge", "transformers", "gguf")  # engines in which draftgauge's own loop decodes
 
 
@@ -54,7 +55,7 @@ class EngineCosts:
             contexts=(self.context,),
             verify=(self.verify[row],),
             draft=(self.draft[row],),
-            plain=(self.plain[row],),
+            plain=(min(self.plain[row], self.verify[row][0]),),  # it does no more than a step without drafts
             compression="",  # an engine may serve any checkpoint
             device=self.engine,
             dtype="",
@@ -82,8 +83,14 @@ class EngineCosts:
         widths = {len(row) for row in (*self.verify, *self.draft)}
         if len(widths) > 1 or min(widths) < 2:
             raise TraceError(f"verify and draft must all have columns 0..K, two or more, not {sorted(widths)} of them")
-        for batch in self.batches:
+        for batch, plain, verify in zip(self.batches, self.plain, self.verify, strict=True):
             self.curve(batch).validate()
+            if plain * MOST_APART < verify[0] or max(plain, verify[0]) > min(verify) * MAX_PLAIN_RATIO:
+                raise TraceError(
+                    f"at batch {batch} plain decoding takes {plain:g} s, verifying no draft {verify[0]:g} s and the "
+                    f"shortest verification {min(verify):g} s, which contradict each other: give all in seconds, "
+                    "measured on the same quiet machine"
+                )
 
     def save(self, path: Path) -> None:
         atomic_write_text(path, json.dumps(to_mapping(self), indent=1) + "\n")

@@ -71,6 +71,7 @@ class Manifest:
         temperature, top_k, top_p: that output and drafts were drawn with; temperature 0 is greedy decoding.
         outputs: the answers that were recorded; None where the target decoded.
         tokenizer: folder or id of the tokenizer, where it is not the target's own.
+        rule: of a drafter without a model, what it does; runs of earlier versions do not say.
     """
 
     draftgauge: str
@@ -92,6 +93,7 @@ class Manifest:
     rendering: Rendering = field(default_factory=Rendering)
     outputs: OutputsEntry | None = None
     tokenizer: str | None = None
+    rule: str = ""
 
     def __post_init__(self) -> None:
         for name, least in (("gamma_max", 1), ("max_new_tokens", 1), ("top_k", 0)):
@@ -117,7 +119,7 @@ class Manifest:
             identity |= {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "seed")}
         if self.outputs is not None:
             identity["outputs.sha256"] = self.outputs.sha256
-        return identity
+        return identity | ({"rule": self.rule} if self.rule else {})
 
     def fingerprint(self) -> str:
         # Shards carry this digest; in those of earlier versions it is of the name that ``uncompressed`` had.

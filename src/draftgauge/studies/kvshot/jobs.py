@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from draftgauge.core.config import to_mapping
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress
@@ -21,6 +19,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, read_description, save_drafter
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import torch_threads
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.studies.kvshot.cells import CURVE_FOLDER, DRAFTER_FOLDER, KEPT, RESULT_NAME, TEXTS_NAME, Cell
@@ -52,10 +51,12 @@ class CellJob:
 
         An interrupted training resumes from its checkpoint, a finished one is not repeated.
         """
+        with torch_threads(self.cell.request.threads):
+            self._run(progress)
+
+    def _run(self, progress: Progress) -> None:
         cell, request = self.cell, self.cell.request
         require_writable(cell.folder)
-        if request.threads is not None:
-            torch.set_num_threads(request.threads)
 
         def report(what: str, done: int, total: int) -> None:
             progress(f"{cell.name}: {what}", done, total)

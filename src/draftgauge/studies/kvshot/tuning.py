@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from draftgauge.core.errors import DivergenceError
 from draftgauge.core.files import require_writable_file
@@ -24,6 +23,7 @@ from draftgauge.core.progress import Progress
 from draftgauge.diagnostics.held_out_loss import held_out_kl
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
+from draftgauge.models.device import torch_threads
 from draftgauge.studies.kvshot.cells import KEPT, VALIDATION_NAME, Tuning, Variant, read_kept, training_identity
 from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
@@ -162,8 +162,6 @@ class TuneJob:
         """Run the trials, keep the result, and remove the trained drafters."""
         if self.read() is not None:
             return
-        if self.base.threads is not None:
-            torch.set_num_threads(self.base.threads)
         path = tuning_path(self.study, self.variant)
         texts = read_texts(self.study / VALIDATION_NAME)
 
@@ -179,6 +177,7 @@ class TuneJob:
             return loss
 
         rate = self.base.learning_rate or default_rate(target_config(self.base).get_text_config().hidden_size)
-        tuned = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure, self.tuning.trials)
+        with torch_threads(self.base.threads):
+            tuned = search(rate, self.base.warmup, DESIGNS[self.variant.design].gated, measure, self.tuning.trials)
         save_tuned(path, tuned, self.identity())
         shutil.rmtree(path.with_suffix(""))

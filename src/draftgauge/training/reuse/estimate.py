@@ -19,7 +19,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.models.compression import activation_dtype, on_meta, weight_bytes
-from draftgauge.models.device import choose_device
+from draftgauge.models.device import choose_device, torch_threads
 from draftgauge.training.optimise import arithmetic
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
@@ -179,19 +179,15 @@ def probe(device: torch.device, dtype: torch.dtype | None, threads: int) -> floa
 
     On a CPU it is one thread's in processor time, times the threads: what other processes take leaves it as it is.
     """
-    on_cpu, usual = device.type == "cpu", torch.get_num_threads()
+    on_cpu = device.type == "cpu"
     clock, size = (time.thread_time, 512) if on_cpu else (time.perf_counter, 8192)
     a = torch.ones(size, size, dtype=dtype or torch.float32, device=device)
     best, deadline = float("inf"), time.perf_counter() + PROBE_SECONDS
-    if on_cpu:
-        torch.set_num_threads(1)
-    try:
+    with torch_threads(1 if on_cpu else None):
         while time.perf_counter() < deadline:
             start = clock()
             (a @ a)[0, 0].item()
             best = min(best, clock() - start)
-    finally:
-        torch.set_num_threads(usual)
     return 2 * size**3 / best / 1e9 * (threads if on_cpu else 1)
 
 

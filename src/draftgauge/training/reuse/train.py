@@ -17,6 +17,7 @@ from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_n
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import torch_threads
 from draftgauge.training.memory import keep_freed_memory
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import usable
@@ -48,10 +49,9 @@ def train_drafter(
     before = finished(out)
     if before is not None:
         return before
-    with joined(job.world, job.device):
+    with joined(job.world, job.device), torch_threads(request.threads), keep_freed_memory(job.device):
         if not job.world.leads:
-            progress, report = silent, lambda row: None
-            return _train(job, progress, report, watch)
+            return _train(job, silent, lambda row: None, watch)
         require_writable(job.out)
         with only_writer(job.out):
             return _train(job, progress, report, watch)
@@ -61,10 +61,6 @@ def _train(job: Job, progress: Progress, report: Report, watch: Watch) -> TrainR
     """The work of this process, alone or among others."""
     request, out, world = job.request, job.out, job.world
     world.wait()  # all have seen the folder as it was
-    if request.threads is not None:
-        torch.set_num_threads(request.threads)
-    if job.device.type == "cpu":
-        keep_freed_memory()
     target = load_target(replace(request, device=str(job.device)))
     with world.lead_first():
         job = check(request, out, target_fingerprint(target.module))
