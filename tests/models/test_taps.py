@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models import hidden, lean
+from draftgauge.models import hidden
+from draftgauge.models.engines import lean
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
 from draftgauge.models.transformers_calls import cache_argument
