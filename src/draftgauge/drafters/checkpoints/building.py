@@ -45,10 +45,9 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     ids = target_ids(source, layout, tensors)
     device, dtype = target.spec.device, target.spec.dtype
     held = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if name not in (TO_TARGET, DRAFTED)}
-    layer = target.module.get_input_embeddings()  # Gemma's scales its table; what a drafter was trained on is by kind
-    table = held[EMBEDDING] if EMBEDDING in held else layer.weight.detach()
-    borrows_layer = isinstance(layout, DFlashLayout) and EMBEDDING not in held
-    embed = layer if borrows_layer else partial(F.embedding, weight=table)
+    # DFlash calls the target's layer, which in Gemma's family scales its table; EAGLE-3 takes the table as it is
+    layer, whole = target.module.get_input_embeddings(), isinstance(layout, DFlashLayout) and EMBEDDING not in held
+    embed = layer if whole else partial(F.embedding, weight=held.get(EMBEDDING, layer.weight.detach()))
     # of a target on several devices the head may lie on another one than the states
     head = held[HEAD] if HEAD in held else target.module.get_output_embeddings().weight.detach().to(device)
     weights, to_target = Weights(held, layout.decoder), None if ids is None else ids.to(device)

@@ -48,7 +48,7 @@ def read_tensors(source: str | Path, allow_pickle: bool = False) -> dict[str, Te
         except (SafetensorError, UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError) as error:
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise ModelError(f"{path} is damaged or half downloaded ({said}): download it again") from error
-    if other := {name for name, _ in files.items() ^ _weight_map(source).items()} if _weight_map(source) else ():
+    if (named := _weight_map(source)) and (other := {name for name, _ in files.items() ^ named.items()}):
         raise ModelError(f"{source}: {INDEX} and its files disagree on {min(other)}: download the checkpoint again")
     return tensors
 

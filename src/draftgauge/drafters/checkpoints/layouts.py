@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.checkpoints.settings import Settings, rotary_settings, settings_of
+from draftgauge.drafters.checkpoints.settings import Settings
 
 FORMATS = (
     "EAGLE-3 (SafeAILab, SGLang, DeepSpec, speculators) and DFlash or DSpark (z-lab, SpecForge, DeepSpec, speculators)"
@@ -124,12 +124,13 @@ class DFlashLayout(Layout):
 
 def read_layout(config: Mapping[str, Any], where: str) -> Layout:
     """The layout of a checkpoint, ``where`` naming it in messages."""
-    reader, kind = settings_of(config, where), config.get("speculators_model_type")
+    decoder, nested = config.get("transformer_layer_config") or config, config.get("dflash_config") or {}
+    reader, kind = Settings(config, decoder, nested, where), config.get("speculators_model_type")
     names = " ".join(config.get("architectures") or ()).lower()
     if kind in ("eagle3", "dflash", "dspark"):
         family = str(kind)
     elif kind is None and any(f"{name}draftmodel" in names or f"{name}model" in names for name in ("dflash", "dspark")):
-        of_dspark = "markov_rank" in reader.nested or reader.get("projector_type") == "dspark"
+        of_dspark = "markov_rank" in nested or reader.get("projector_type") == "dspark"
         family = "dspark" if "dspark" in names or of_dspark else "dflash"
     elif kind is None and ("eagle3" in names or not any(name in names for name in ("eagle", "dflash", "dspark"))):
         family = "eagle3"
@@ -148,16 +149,17 @@ def read_layout(config: Mapping[str, Any], where: str) -> Layout:
 
 def _decoder(reader: Settings, family: str) -> DecoderSpec:
     decoder = reader.decoder
-    plain = family == "eagle3" and "speculators_model_type" not in reader.config  # Llama's layers, whatever it names
+    # flat EAGLE-3: Llama's layers, whatever it names, and Llama's defaults
+    plain = family == "eagle3" and "speculators_model_type" not in reader.config
     hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    act, eps = decoder.get("hidden_act") or "silu", decoder.get("rms_norm_eps", 1e-6)
+    act, eps = decoder.get("hidden_act") or "silu", reader.get("rms_norm_eps", 1e-6 if plain else None)
     if act != "silu":
-        raise ModelError(f"{reader.where}: the activation {act!r} is not run here, drafters with 'silu' are")
+        reader.refuse(f"the activation {act!r} is not run here, drafters with 'silu' are")
     if not isinstance(eps, int | float) or not 0 < eps < 1:
-        raise ModelError(f"{reader.where}: rms_norm_eps must be between 0 and 1, not {eps!r}")
+        reader.refuse(f"rms_norm_eps must be between 0 and 1, not {eps!r}")
     kv_heads = reader.integer("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise ModelError(f"{reader.where}: {heads} attention heads do not share {kv_heads} key and value heads evenly")
+        reader.refuse(f"{heads} attention heads do not share {kv_heads} key and value heads evenly")
     return DecoderSpec(
         hidden_size=hidden,
         layers=reader.integer("num_hidden_layers", 1),
@@ -167,7 +169,7 @@ def _decoder(reader: Settings, family: str) -> DecoderSpec:
         intermediate_size=reader.integer("intermediate_size"),
         eps=float(eps),
         vocabulary=reader.integer("vocab_size"),
-        rope=rotary_settings(reader),
+        rope=reader.rotary(not plain),
         biased=tuple(part for part, name in _BIASES.items() if reader.flag(name)),
         head_norms=str(decoder.get("model_type")).startswith("qwen3") and not plain,
     )
@@ -177,14 +179,12 @@ def _windows(reader: Settings, layers: int) -> tuple[int | None, ...]:
     kinds = reader.get("layer_types")
     if kinds is None:
         if reader.get("sliding_window") and reader.flag("use_sliding_window", True):
-            raise ModelError(f"{reader.where}: sliding_window needs layer_types, which say what layers it holds for")
+            reader.refuse("sliding_window needs layer_types, which say what layers it holds for")
         kinds = ["full_attention"] * layers
     if len(kinds) != layers:
-        raise ModelError(
-            f"{reader.where}: layer_types must name the attention of each of {layers} layers, not {kinds!r}"
-        )
+        reader.refuse(f"layer_types must name the attention of each of {layers} layers, not {kinds!r}")
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
-        raise ModelError(f"{reader.where}: layers with {', '.join(sorted(unknown))} are not run here")
+        reader.refuse(f"layers with {', '.join(sorted(unknown))} are not run here")
     return tuple(reader.integer("sliding_window") if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -202,8 +202,8 @@ def _from_anchor(reader: Settings, family: str, block: int) -> bool:
     said, tokens = reader.spelled(_FROM_ANCHOR), reader.proposed()
     places = block if said is not False else block - 1
     if tokens is not None and tokens > places:
-        raise ModelError(
-            f"{reader.where}: speculative_tokens {tokens} contradicts block_size {block}, of which {places} places "
+        reader.refuse(
+            f"speculative_tokens {tokens} contradicts block_size {block}, of which {places} places "
             "predict: keep the right one"
         )
     if said is None and tokens is not None and tokens >= block - 1:
@@ -225,7 +225,7 @@ def _shared(reader: Settings, family: str) -> dict[str, Any]:
 def _eagle3(reader: Settings) -> Eagle3Layout:
     shared = _shared(reader, "eagle3")
     if any(_windows(reader, shared["decoder"].layers)):
-        raise ModelError(f"{reader.where}: EAGLE-3 drafters with sliding-window attention are not run here")
+        reader.refuse("EAGLE-3 drafters with sliding-window attention are not run here")
     shared["taps"] = tuple(sorted(shared["taps"]))  # engines hand them over in ascending order, whatever the list's is
     for norm in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
         shared[norm] = reader.flag(norm)
@@ -240,7 +240,7 @@ def _dflash(reader: Settings, family: str) -> DFlashLayout:
     vocabulary, rank = shared["decoder"].vocabulary, reader.integer("markov_rank", 0, least=0)
     kind = reader.get("markov_head_type", "vanilla") if family == "dspark" and rank else ""
     if kind and kind not in MARKOV_KINDS:
-        raise ModelError(f"{reader.where}: markov_head_type must be one of {', '.join(MARKOV_KINDS)}, not {kind!r}")
+        reader.refuse(f"markov_head_type must be one of {', '.join(MARKOV_KINDS)}, not {kind!r}")
     confidence = family == "dspark" and reader.flag("enable_confidence_head", of_speculators)
     windows, block = _windows(reader, shared["decoder"].layers), reader.integer("block_size", least=2)
     layout = DFlashLayout(
@@ -260,7 +260,7 @@ def _dflash(reader: Settings, family: str) -> DFlashLayout:
         confidence_reads_token=confidence and reader.flag("confidence_head_with_markov", of_speculators),
     )
     if layout.mask_token >= vocabulary:
-        raise ModelError(f"{reader.where}: mask_token_id {layout.mask_token} is not among {vocabulary} tokens")
+        reader.refuse(f"mask_token_id {layout.mask_token} is not among {vocabulary} tokens")
     if layout.confidence_reads_token and not kind:
-        raise ModelError(f"{reader.where}: the confidence head reads a Markov head (markov_rank), and there is none")
+        reader.refuse("the confidence head reads a Markov head (markov_rank), and there is none")
     return layout
