@@ -16,17 +16,10 @@ from draftgauge.models.reference import resolve_source
 INDEX = "model.safetensors.index.json"
 _MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one
 _POINTER = b"version https://git-lfs"
-_OBJECTS = (
-    "text_config",
-    "transformer_layer_config",
-    "dflash_config",
-    "eagle_config",
-    "rope_parameters",
-    "rope_scaling",
-)
+_OBJECTS = "text_config transformer_layer_config dflash_config eagle_config rope_parameters rope_scaling verifier"
 _TYPES: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "a list of names": (("architectures", "layer_types"), lambda v: type(v) is list and all(type(n) is str for n in v)),
-    "an object of settings": ((*_OBJECTS, "speculators_config", "verifier"), lambda value: isinstance(value, Mapping)),
+    "an object of settings": ((*_OBJECTS.split(), "speculators_config"), lambda value: isinstance(value, Mapping)),
     "a name": (("model_type", "speculators_model_type", "hidden_act"), lambda value: isinstance(value, str)),
 }
 _READ_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
