@@ -26,7 +26,7 @@ from draftgauge.models.compression import (
     quantization_config,
 )
 from draftgauge.models.device import choose_device
-from draftgauge.models.folder import check_index, explained, model_folder
+from draftgauge.models.folder import check_index, check_types, explained, model_folder
 from draftgauge.models.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.gguf_library import INSTALL, is_gguf
 from draftgauge.models.lean import LeanModel
@@ -148,6 +148,7 @@ def _declared(source: str | Path) -> Mapping[str, Any]:
     config, _ = _from_pretrained(PreTrainedConfig, source, "get_config_dict")
     if not isinstance(config, Mapping):
         raise ModelError(f"the config.json of {source} is damaged: it must hold a JSON object; copy the model again")
+    check_types(config, f"the config.json of {source}")
     return config
 
 
