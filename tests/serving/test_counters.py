@@ -141,9 +141,9 @@ def test_the_rate_of_earlier_sglang_counts_the_bonus_token() -> None:
             assert read_counts("sglang", url) == SpeculationCounts(1000, 19000, 7000)
 
 
-def vllm_counted(**more: Any) -> dict[str, Any]:
-    counted = {"num_spec_steps": 10, "num_draft_tokens": 30, "num_accepted_draft_tokens": 9}
-    return vllm_answer(80.0, range(19), **counted, acceptance_histogram=[4, 4, 1, 1]) | more
+VLLM = vllm_answer(
+    num_spec_steps=10, num_draft_tokens=30, num_accepted_draft_tokens=9, acceptance_histogram=[4, 4, 1, 1]
+)
 
 
 def sglang_counted(drafted: str, accepted: str, *histogram: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ WHOLE = SpeculationCounts(10, 30, 9, (6, 2, 1))
 @pytest.mark.parametrize(
     ("engine", "answers", "expected"),
     [
-        ("vllm", [vllm_counted()], WHOLE),
+        ("vllm", [VLLM], WHOLE),
         ("sglang", [{"meta_info": sglang_counted(*OLD, "spec_accept_histogram")}], WHOLE),
         ("sglang", [{"meta_info": sglang_counted(*NEXT)}], replace(WHOLE, by_position=())),
         ("sglang", [{"choices": [{"meta_info": sglang_counted(*NOW, "spec_correct_drafts_histogram")}]}], WHOLE),
@@ -185,21 +185,19 @@ def test_answers_count_what_their_servers_do(
 @pytest.mark.parametrize(
     ("engine", "text", "message"),
     [
-        ("sglang", json.dumps(vllm_counted()), "line 1 has no counters of sglang"),
+        ("sglang", json.dumps(VLLM), "line 1 has no counters of sglang"),
         ("sglang", '{"meta_info": {"spec_new": 3}}', "has no counters of sglang .*name another engine or version"),
+        ("sglang", '{"meta_info": "x"}', "has no counters of sglang"),
         ("vllm", '{"choices": [{"avg_decoded_tokens_per_iter": 2.5}]}', "is of TensorRT-LLM, which says a mean"),
         ("vllm", 'data: {"choices": []}\n\ndata: [DONE]\n', "events of streams: ask without stream"),
-        (
-            "llama-server",
-            json.dumps(llama_counted(9, 4, 5)),
-            "counts 5 accepted tokens of 4 drafted ones, which cannot",
-        ),
+        ("llama-server", json.dumps(llama_counted(9, 4, 5)), "5 accepted tokens of 4 drafted ones, which cannot be"),
         (
             "vllm",
-            json.dumps(vllm_counted()).replace("[4, 4, 1, 1]", "[4, 4, 2]"),
-            "counts 8 accepted tokens by position and 9 in all",
+            json.dumps(VLLM).replace("[4, 4, 1, 1]", "[4, 4, 2]"),
+            "counts 8 accepted tokens by position and 9 in",
         ),
-        ("vllm", json.dumps(vllm_counted()).replace("30", '"30"'), "has no counters of vllm"),
+        ("vllm", json.dumps(VLLM).replace("[4, 4, 1, 1]", "[0, 14]"), "14 tokens accepted at position 1 and 10 before"),
+        ("vllm", json.dumps(VLLM).replace("30", '"30"'), "has no counters of vllm"),
     ],
 )
 def test_answers_that_say_nothing_or_nonsense(engine: str, text: str, message: str, tmp_path: Path) -> None:

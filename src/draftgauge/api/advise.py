@@ -31,7 +31,6 @@ from draftgauge.serving.counters import SpeculationCounts, read_counts, standard
 from draftgauge.serving.engines import (
     DFLASH,
     EAGLE3,
-    LANGUAGE_MODEL,
     P_MIN,
     PLAIN,
     Deployment,
@@ -273,10 +272,7 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
         for policy in others:
             warn(f"{policy.spec} was not fitted for drafts of up to {trace.gamma_max}, as priced: not tried")
     named = [policy.spec for policy in source.own]
-    settings = engine.settings(trace.gamma_max, named)
-    if not source.policies:
-        p_min = engine.p_min and source.deployment.drafter == LANGUAGE_MODEL
-        settings = [s for s in settings if setting_length(s) is not None or (p_min and s.startswith(P_MIN))]
+    settings = engine.settings(trace.gamma_max, named if source.policies else None, source.deployment.drafter)
     asked_for = [spec for spec in named if not spec.startswith(FIXED) or spec in request.policies]
     left_out = [spec for spec in asked_for if spec not in settings]
     if request.policies and left_out:

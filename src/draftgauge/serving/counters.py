@@ -31,22 +31,7 @@ from draftgauge.serving.engines import ENGINES
 from draftgauge.serving.prometheus import Sample, parse_metrics
 
 PREFIXES = {engine.name: engine.metrics for engine in ENGINES.values() if engine.metrics}  # of the metrics of servers
-# Where answers have counters, by engine: the objects (the first place that is there); in them steps, drafted tokens,
-# accepted tokens, and how many steps accepted 0, 1, 2 ... tokens, each under all names that it has had.
-ANSWERS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "vllm": (
-        ("metrics.speculative_decoding",),
-        *(("num_spec_steps",), ("num_draft_tokens",), ("num_accepted_draft_tokens",), ("acceptance_histogram",)),
-    ),
-    "llama-server": (("timings",), ("draft_rounds",), ("draft_n",), ("draft_n_accepted",), ()),
-    "sglang": (  # up to 0.5.10, 0.5.11, from 0.5.12 on
-        ("meta_info", "choices.meta_info", "sglext.spec_tokens_details"),
-        ("spec_verify_ct",),
-        ("spec_draft_token_num", "spec_proposed_drafts", "spec_num_proposed_drafts"),
-        ("spec_accept_token_num", "spec_accepted_drafts", "spec_num_correct_drafts"),
-        ("spec_accept_histogram", "spec_correct_drafts_histogram"),
-    ),
-}
+ANSWERS = {name: [each.split() for each in engine.answers] for name, engine in ENGINES.items()}
 TENSORRT = "avg_decoded_tokens_per_iter"  # all that TensorRT-LLM's answers say of speculation
 ALIKE = 0.95  # drafts are of one length if their mean is this share of the longest: ends of outputs shorten some
 MAX_COUNT = 2.0**53
@@ -79,8 +64,7 @@ class SpeculationCounts:
         """What cannot be of them, as the rest of a sentence; empty if they can."""
         for position, (before, here) in enumerate(pairwise((self.drafts, *self.by_position)), 1):
             if here > before:
-                of = f"at position {position - 1}" if position > 1 else "drafts"
-                return f"counts {here} tokens accepted at position {position} and {before} {of}"
+                return f"counts {here} tokens accepted at position {position} and {before} before it"
         apart = abs(sum(self.by_position) - self.accepted) if self.by_position else 0
         if apart > (1 - ALIKE) * self.accepted:  # a page may be written while it is counted on
             return f"counts {sum(self.by_position)} accepted tokens by position and {self.accepted} in all"
@@ -151,7 +135,7 @@ def _of_answers(engine: str, path: Path) -> SpeculationCounts:
     counted, rounds = list[SpeculationCounts](), False
     for where, answer in read_json_lines(path, "file of answers"):
         try:
-            held = next(filter(None, (_listed(answer, *place.split(".")) for place in ANSWERS[engine][0])))
+            held = next(filter(None, (_below(answer, place.split(".")) for place in ANSWERS[engine][0])))
             counted += [_of_answer(engine, each) for each in held]
             rounds = rounds or "draft_rounds" in held[0]
         except (StopIteration, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
@@ -175,31 +159,28 @@ def _of_answers(engine: str, path: Path) -> SpeculationCounts:
     return SpeculationCounts(sum(drafts), sum(drafted), sum(accepted), tuple(map(sum, by_position)))
 
 
-def _listed(answer: Any, *keys: str) -> list[Any]:
-    """What lies below keys, in each of the items of a list."""
-    found = answer if isinstance(answer, list) else [answer]
-    for key in keys:
-        inner = [each.get(key) for each in found if isinstance(each, dict)]
-        found = [item for each in inner if each is not None for item in (each if isinstance(each, list) else [each])]
-    return found
+def _below(value: Any, keys: Sequence[str]) -> list[Any]:
+    """What lies below keys, in each of the items of lists."""
+    if isinstance(value, list):
+        return [found for each in value for found in _below(each, keys)]
+    if keys:
+        return _below(value.get(keys[0]), keys[1:]) if isinstance(value, dict) else []
+    return [] if value is None else [value]
 
 
 def _of_answer(engine: str, held: dict[str, Any]) -> SpeculationCounts:
-    steps, drafted, accepted, histogram = (
-        [held[name] for name in names if name in held] for names in ANSWERS[engine][1:]
-    )
-    if engine == "sglang" and not any(name.startswith("spec_") for name in held):  # a single token
-        steps = drafted = accepted = [0]
-    if engine == "llama-server":  # which says nothing of drafts where there were none
-        drafted, accepted = drafted or [0], accepted or [0]
-        others = count(held["predicted_n"]) - 1 - count(accepted[0])  # the first token comes with the prompt
-        steps = steps or [max(others, min(1, count(drafted[0])))]
-    counts = SpeculationCounts(count(steps[0]), count(drafted[0]), count(accepted[0]))
-    if not histogram:
+    missing = 0 if engine == "llama-server" else None  # which says nothing of drafts where there were none
+    values = (next((held[name] for name in names if name in held), missing) for names in ANSWERS[engine][1:])
+    steps, drafted, accepted, accepting = values
+    if engine == "sglang" and not any(name.startswith("spec_") for name in dict(held)):  # a single token
+        steps = drafted = accepted = 0
+    if engine == "llama-server" and "draft_rounds" not in held:  # the first token comes with the prompt
+        steps = max(count(held["predicted_n"]) - 1 - count(accepted), min(1, count(drafted)))
+    counts = SpeculationCounts(count(steps), count(drafted), count(accepted))
+    if not accepting:
         return counts
-    accepting = [count(each) for each in histogram[0]]
     longest = max(len(accepting) - 1, longest_draft(counts.drafted / max(1, counts.drafts)))
-    return replace(counts, by_position=tuple(sum(accepting[at:]) for at in range(1, longest + 1)))
+    return replace(counts, by_position=tuple(count(sum(accepting[at:])) for at in range(1, longest + 1)))
 
 
 def count(value: Any) -> int:

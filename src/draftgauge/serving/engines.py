@@ -54,11 +54,12 @@ class Engine:
 
     name: str  # as ``--engine`` has it
     flags: Callable[[str, Deployment], str]  # what to paste for a setting
-    drafters: Mapping[str, str] = field(default_factory=dict)  # as the next five: see engines.toml
+    drafters: Mapping[str, str] = field(default_factory=dict)  # this and the next six: see engines.toml
     policies: bool = True
     p_min: bool = False
     exported: Sequence[str] = ()
     metrics: str = ""
+    answers: Sequence[str] = ()
     started: str = ""
 
     @property
@@ -70,14 +71,14 @@ class Engine:
         """Whether a step costs in it what was measured where a run was recorded, in the engine ``recorded``."""
         return self.name == "draftgauge" or (self.loop and (self.name == "gguf") == recorded.startswith("gguf"))
 
-    def settings(self, gamma_max: int, own: Sequence[str] = ()) -> list[str]:
-        """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run: ``own``,
-        by spec or fitted file, or those that are compared by default.
+    def settings(self, gamma_max: int, own: Sequence[str] | None = (), kind: str | None = LANGUAGE_MODEL) -> list[str]:
+        """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run with this
+        kind of drafter: ``own``, by spec or fitted file, or those that are compared by default; no policies if None.
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
         lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})
-        stopping = [f"{P_MIN}{p},{n}" for n in lengths for p in P_MINS] if self.p_min else []
-        rules = list(own or compared_policies()) if self.policies else []
+        stopping = [f"{P_MIN}{p},{n}" for n in lengths for p in P_MINS] if self.p_min and kind == LANGUAGE_MODEL else []
+        rules = list(own or compared_policies()) if self.policies and own is not None else []
         return [PLAIN, *fixed, *stopping, *(rule for rule in rules if not rule.startswith(FIXED))]
 
 
