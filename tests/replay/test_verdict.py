@@ -45,10 +45,13 @@ def test_what_is_said(verdict: Verdict, said: str) -> None:
         ("profile --limit 20 --out a", "record about 80 prompts: `draftgauge profile --limit 80 --out a-80`."),
         ("profile --per-task=5 --seconds 9", "80 prompts: `draftgauge profile --per-task=20 --seconds 36`."),
         (
-            "profile --out 'a b/'",
+            "profile --out 'a b'",
             "`draftgauge profile --out 'a b'-80 --prompts MORE.jsonl`, where MORE.jsonl has as many.",
         ),
-        ("profile --prompts p.jsonl", "80 prompts: `draftgauge profile --prompts MORE.jsonl`, where"),
+        (
+            "profile --prompts p.jsonl --out a/",
+            "80 prompts: `draftgauge profile --out a-80 --prompts MORE.jsonl`, where",
+        ),
     ],
 )
 def test_what_settles_it_is_a_number_and_another_command(asked: str, settles: str) -> None:

@@ -7,7 +7,7 @@ import re
 
 LEVEL = 0.01  # closer to plain decoding nothing is worth knowing
 MORE = "MORE.jsonl"
-_VALUE = r"[= ](?:'[^']*'|\S)+?"
+_VALUE = r"[= ](?:'[^']*'|[^\s'])+?"
 
 
 def needed(have: int, speedup: float, low: float, high: float) -> int:
