@@ -183,7 +183,7 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
     if not engine.drafters or kind in engine.drafters:
         return None
     if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:
-        format_, known = draft.family, tuple(engine.drafters)
+        format_, known = draft.family, list(engine.drafters)
         if kind == REUSE:
             from draftgauge.drafters.reuse.persistence import read_config
             from draftgauge.exporting import dflash, eagle3
@@ -192,7 +192,7 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
             format_, layout = (DFLASH, dflash) if config.block else (EAGLE3, eagle3)
             layout.check_exportable(config)
             lacks = eagle3.llama_cpp_lacks(config) if engine.name == "llama-server" and not config.block else None
-            known = () if lacks else engine.exported
+            known = [] if lacks else list(engine.exported)
         if format_ in known:
             return format_
         kind = f"{kind} ({format_})"

@@ -169,7 +169,7 @@ def _below(value: Any, keys: Sequence[str]) -> list[Any]:
 
 
 def _of_answer(engine: str, held: dict[str, Any]) -> SpeculationCounts:
-    missing = 0 if engine == "llama-server" else None  # which says nothing of drafts where there were none
+    missing: Any = 0 if engine == "llama-server" else None  # which says nothing of drafts where there were none
     values = (next((held[name] for name in names if name in held), missing) for names in ANSWERS[engine][1:])
     steps, drafted, accepted, accepting = values
     if engine == "sglang" and not any(name.startswith("spec_") for name in dict(held)):  # a single token
