@@ -138,18 +138,13 @@ def test_live_rows_of_another_run_of_the_same_target_are_left_out(runs, live_row
     assert run.rows[ALL_TASKS, "fixed:2"]["live_ratio"] == 2.0
 
 
-@pytest.mark.parametrize(("gamma", "setting"), [(3, "fixed:3"), (0, "plain")])
-def test_engines_without_the_rule_are_told_not_to_draft_where_no_length_pays(
-    gamma: int, setting: str, read: list[Run], monkeypatch: pytest.MonkeyPatch
+def test_flags_are_of_engines_that_the_costs_of_the_run_hold_for(
+    read: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, str] = {}
-    monkeypatch.setattr(page, "flags_of", lambda engine, setting, *_: asked.setdefault(engine.name, setting))
-    target = replace(read[0].manifest.target, source="org/target")
-    verdict: Any = SimpleNamespace(setting="lookup")
-    page._flags(replace(read[0], manifest=replace(read[0].manifest, target=target), verdict=verdict), gamma)
-    assert asked["sglang"] == setting
-    assert asked["vllm"] == "lookup"
-    asked.clear()
-    target = replace(target, source="big.gguf")
-    page._flags(replace(read[0], manifest=replace(read[0].manifest, target=target), verdict=verdict), gamma)
-    assert asked == {"gguf": "lookup", "llama-server": setting}
+    """``advise`` refuses the others without costs of their own."""
+    monkeypatch.setattr(page, "flags_of", lambda engine, setting, *_: setting)
+    for source, recorded, engine in (("org/target", "lean", "transformers"), ("big.gguf", "gguf-fast", "gguf")):
+        manifest = read[0].manifest
+        manifest = replace(manifest, target=replace(manifest.target, source=source, engine=recorded))
+        verdict: Any = SimpleNamespace(setting="lookup")
+        assert page._flags(replace(read[0], manifest=manifest, verdict=verdict)) == [(engine, "lookup")]

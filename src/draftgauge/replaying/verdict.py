@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
 from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
 from draftgauge.replaying.rows import sum_by_prompt
+from draftgauge.replaying.settling import MORE, needed, with_longer_costs, with_more
 from draftgauge.replaying.simulate import Replay
 from draftgauge.replaying.splits import MIN_PROMPTS
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
@@ -60,21 +61,26 @@ class Verdict:
     def unknown(self) -> str:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
         typed = self.command.startswith("draftgauge ")  # else Python's
-        again = f"To settle it, run `{self.command}` again with" if typed else "What would settle it:"
         if self.doubt:
-            costs = "--measure, --cost-seconds 60" if typed else "costs measured anew (measure, cost_seconds 60)"
-            return f"the costs are not to be trusted, {self.doubt}. {again} {costs} and nothing else on the machine"
-        longer = ", or a longer --seconds where these ran out" if "--seconds" in self.command else ""
-        elsewhere = (" and another --out" if typed and not self.live else "") + longer
-        more = f"{again} more {self.unit}{elsewhere}"
-        if self.prompts < MIN_PROMPTS:
-            done = "decoded" if self.live else "recorded"
-            return f"{self.prompts} of at least {MIN_PROMPTS} {self.unit} are {done}. {more}"
-        if self.low is None or self.high is None:
-            return f"the prompts are turns of one conversation. {again} more conversations{elsewhere}"
-        if self.low <= 1 <= self.high and self.drafting:
-            return f"the interval reaches both sides of plain decoding. {more}"
-        return ""
+            again = f"To settle it, run `{with_longer_costs(self.command)}`" if typed else "What would settle it:"
+            costs = "" if typed else " costs measured anew (measure, cost_seconds 60)"
+            return f"the costs are not to be trusted, {self.doubt}. {again}{costs} with nothing else on the machine"
+        least, have, unit = MIN_PROMPTS, self.prompts, self.unit
+        if level := self.low is not None and self.high is not None and self.low <= 1 <= self.high:
+            least = max(least, needed(have, self.speedup, self.low or 0.0, self.high or 0.0))
+        if have < MIN_PROMPTS:
+            reason = f"{have} of at least {MIN_PROMPTS} {unit} are {'decoded' if self.live else 'recorded'}"
+        elif self.low is None or self.high is None:
+            reason, have, unit = "the prompts are turns of one conversation", 1, "conversations"
+        elif level and self.drafting:
+            reason = "the interval reaches both sides of plain decoding"
+        else:
+            return ""
+        if not typed:
+            return f"{reason}. What would settle it: about {least} {unit}"
+        again = with_more(self.command, have, least)
+        of_them = f", where {MORE} has as many" if MORE in again else ""
+        return f"{reason}. To settle it, {'decode' if self.live else 'record'} about {least} {unit}: `{again}`{of_them}"
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" (95%: {self.low:.2f}x to {self.high:.2f}x)"

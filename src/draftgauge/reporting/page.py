@@ -35,7 +35,7 @@ from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, signed
 from draftgauge.serving.advice import flags_of
-from draftgauge.serving.engines import ENGINES, GGUF, deployment_of, setting_length
+from draftgauge.serving.engines import ENGINES, deployment_of
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 
 TITLE = "How far to draft"
@@ -116,7 +116,6 @@ def advise(run: Run) -> dict[str, Any]:
     """
     fixed = run.fixed()
     gamma = best_length(fixed, 1)
-    pays = fixed[gamma]["ratio_to_plain"] > 1
     verify = run.cost.verify[len(run.cost.contexts) // 2]
     measured = {task: run.rows.get((task, run.verdict.drafting), {}).get("live_ratio") for task in run.tasks}
     live = [value for value in ([measured[ALL_TASKS]] if measured[ALL_TASKS] else measured.values()) if value]
@@ -129,7 +128,7 @@ def advise(run: Run) -> dict[str, Any]:
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
-        "flags": _flags(run, gamma * pays) if run.verdict.speculate and not run.verdict.unknown else [],
+        "flags": _flags(run) if run.verdict.speculate and not run.verdict.unknown else [],
         "tasks": [
             (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
             for task, own in by_task
@@ -138,21 +137,18 @@ def advise(run: Run) -> dict[str, Any]:
     }
 
 
-def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
-    """By engine; the best fixed length where it runs no policies, and nothing of the bundled pair, which none knows."""
+def _flags(run: Run) -> list[tuple[str, str]]:
+    """By engine, of those that the run's own costs hold for; nothing of the bundled pair, which none knows."""
     manifest = run.manifest
     if manifest.target.source == BUNDLED:
         return []
-    flags = list[tuple[str, str]]()
     deployment = deployment_of(manifest, run.folder / COSTS_NAME)
-    files = manifest.target.source.endswith(GGUF)  # which the others do not run as they are
-    for name in ("gguf", "llama-server") if files else ("transformers", "vllm", "sglang", "llama-server"):
-        engine = ENGINES[name]
-        if not engine.drafters or manifest.drafter in engine.drafters:
-            runs_it = engine.policies or setting_length(run.verdict.setting) is not None
-            setting = run.verdict.setting if runs_it else f"{FIXED}{gamma}" if gamma else "plain"
-            flags.append((name, flags_of(engine, setting, deployment, run.folder, run.split)))
-    return flags
+    priced = [engine for engine in ENGINES.values() if engine.loop and engine.priced_by(manifest.target.engine)]
+    return [
+        (engine.name, flags_of(engine, run.verdict.setting, deployment, run.folder, run.split))
+        for engine in priced[1:]  # the first is draftgauge's own command line
+        if not engine.drafters or manifest.drafter in engine.drafters
+    ]
 
 
 def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
