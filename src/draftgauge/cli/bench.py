@@ -6,11 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
-from draftgauge.cli.console import by_target, console, label, progress, show_table, show_verdicts, source_columns
+from draftgauge.cli.console import (
+    by_target,
+    console,
+    label,
+    progress,
+    say,
+    show_table,
+    show_verdicts,
+    source_columns,
+    with_advice,
+)
 from draftgauge.core.load import describe_load, machine_load
 
 COLUMNS = {
     "policy": "policy",
+    "advice": "advice",
     "ratio_to_plain": "x plain [95%]",
     "tokens_per_second": "tokens/s",
     "tokens_per_step": "tokens/step",
@@ -19,6 +30,10 @@ COLUMNS = {
     "over": "over",
     "ratio_to_best_transformers": "x best transformers",
 }
+NEAR_TIES = (
+    "Mismatches are tokens, in up to {} outputs, that differ from plain decoding's: half precision and int8 round "
+    "otherwise in passes of several tokens, so near-ties may fall to the other side. In float32 output is the same."
+)
 
 
 def bench(request: BenchRequest) -> list[dict[str, Any]]:
@@ -42,7 +57,10 @@ def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[
         prompts = ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
     else:
         prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
-    show_table(f"All tasks together, {prompts}, live", pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
+    columns = by_target(pooled, COLUMNS | source_columns(pooled))
+    show_table(f"All tasks together, {prompts}, live", with_advice(pooled), columns)
+    if differing := max((row["mismatched_prompts"] for row in pooled), default=0):
+        say(NEAR_TIES.format(differing))
     console.print(describe_load(machine_load()), highlight=False)
     show_verdicts(pooled)
     return rows

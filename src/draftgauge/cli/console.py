@@ -76,7 +76,7 @@ EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 AGAIN = 2.0  # seconds in which further presses of Ctrl-C count as one
-SILENCE = 30.0  # seconds without a line of progress where no bar is seen, at most
+FIRST, SILENCE = 5.0, 30.0  # seconds without a line of progress where no bar is seen, at first and then
 GAP, EDGES = 3, -1  # characters behind every column of a table; the last has 2 and not 3
 SHARES = ("captured", "first_accepted", "acceptance_rate", "cost_ratio", "hindsight_gain")
 GAINS = ("gain", "gain_over_rival", "gain_over_lookup")
@@ -240,7 +240,7 @@ def progress() -> Iterator[Progress]:
     )
     display = bars.Progress(*columns, console=errors, transient=not errors.is_terminal)
     tasks: dict[str, Any] = {}
-    written, shown = time.monotonic(), ""
+    written, shown = time.monotonic() + FIRST - SILENCE, ""
 
     def advance(what: str, done: int, total: int) -> None:
         nonlocal written, shown
@@ -295,6 +295,11 @@ def named(*keys: str) -> dict[str, str]:
 def label(row: Mapping[str, Any]) -> str:
     """What a row is about: its run where there are several, else its target's compression."""
     return str(row.get("run") or row["compression"])
+
+
+def with_advice(rows: Iterable[Mapping[str, Any]], key: str = "recommended") -> list[dict[str, Any]]:
+    """Rows with a column that says which one is advised."""
+    return [{**row, "advice": "advised" if row.get(key) else ""} for row in rows]
 
 
 def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:

@@ -19,15 +19,17 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def notebook_bars() -> Progress:
-    """A bar for everything that is being done."""
+def python_bars() -> Progress:
+    """A bar for everything that is being done; into a file or a pipe, a line of it now and then."""
     from tqdm.auto import tqdm
+
+    often = 0.1 if in_notebook() or sys.stderr.isatty() else 10.0
 
     bars: dict[str, Any] = {}
 
     def advance(what: str, done: int, total: int) -> None:
         if what not in bars:
-            bars[what] = tqdm(desc=what, total=total)
+            bars[what] = tqdm(desc=what, total=total, mininterval=often)
         bars[what].update(done - bars[what].n)
         if done >= total:
             bars[what].close()

@@ -19,11 +19,12 @@ from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, meant
 from draftgauge.core.extensions import import_others
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.folder import other_kind
+from draftgauge.models.folder import is_word, other_kind
+from draftgauge.models.gguf_library import is_gguf
 from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.verification import Sampling
 
@@ -147,8 +148,17 @@ def drafter_kind(name: str) -> type[DraftSource]:
     return kinds[name]
 
 
+def check_word(drafter: str | Path) -> None:
+    """Refuse a word that is no kind of drafter and can be no model."""
+    words = (*drafter_kinds(), *SHORT_NAMES)
+    if is_word(drafter) and drafter not in words and not is_gguf(drafter):
+        said = f"unknown drafter {drafter!r}; {meant(drafter, words)}give one of {', '.join(words)}"
+        raise DraftgaugeError(f"{said}, a folder, or owner/name of the hub")
+
+
 def drafts_alone(drafter: str | Path) -> bool:
     """Whether it names a kind or is a source from which the kind is known; else it is a draft model."""
+    check_word(drafter)
     kinds, named = drafter_kinds(), SHORT_NAMES.get(str(drafter), drafter)
     return str(named) in kinds or any(kind.recognises(named) for kind in kinds.values())
 
@@ -168,6 +178,6 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
     folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
     folder_kind = other_kind(Path(drafter))
     raise DraftgaugeError(
-        f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is {folder_kind or 'not one'}"
+        f"unknown drafter {str(drafter)!r}: {meant(drafter, (*kinds, *SHORT_NAMES))}choose {named}, or give {folders}; {drafter} is {folder_kind or 'not one'}"
         " (a draft model is given with --draft)"
     )
