@@ -117,8 +117,8 @@ def bench_arms(
 
     The order of the arms is drawn anew for every prompt and round: caches that one leaves warm would else always help
     the same next one. All arms decode the first prompt once beforehand, which is not counted, and from which the
-    time is estimated; each round begins as if they had decoded nothing. With ``seconds`` prompts of all tasks take turns, and none but the first is begun after
-    that time.
+    time is estimated; each round begins as if they had decoded nothing. With ``seconds`` prompts of all tasks take
+    turns, and none but the first is begun after that time.
     """
     begun, prompts = time.monotonic(), list(prompts if seconds is None else in_turn(prompts))
     visits = [(number, prompt) for _ in range(rounds or ROUNDS) for number, prompt in enumerate(prompts)]

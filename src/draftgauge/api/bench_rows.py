@@ -34,11 +34,7 @@ class Reference:
 
 
 def bench_rows(
-    arms: Sequence[Arm],
-    prompts: Sequence[BenchPrompt],
-    compression: str,
-    over: Reference | None = None,
-    reserve: str = "",
+    arms: Sequence[Arm], prompts: Sequence[BenchPrompt], compression: str, over: Reference | None = None
 ) -> list[dict[str, Any]]:
     """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
 
@@ -49,7 +45,7 @@ def bench_rows(
     is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds`` and ``recommended`` (of this draftgauge's own
     arms the simplest that is level with the fastest on all prompts, see
     :func:`~draftgauge.replaying.verdict.recommended`). What cannot be known is None. The recommended arm's row over all
-    tasks also has ``verdict``, in words, with the ``reserve`` of its :class:`~draftgauge.replaying.verdict.Verdict`.
+    tasks also has ``verdict``, in words.
 
     All speeds of a row are one estimator: tokens over seconds, summed over prompts, of each prompt the median of its
     rounds; intervals are 95%, by resampling conversations.
@@ -116,6 +112,5 @@ def bench_rows(
                 row["best_transformers"] = outside.name
             rows.append({name: None if value != value else value for name, value in row.items()})
     pooled = [row for row in rows if row["task"] == ALL_TASKS and row["policy"] in own]
-    verdict = verdict_of(pooled, command_line(), live=True, reserve=reserve)
-    next(row for row in pooled if row["recommended"])["verdict"] = str(verdict)
+    next(row for row in pooled if row["recommended"])["verdict"] = str(verdict_of(pooled, command_line(), live=True))
     return rows

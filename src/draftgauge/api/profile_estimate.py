@@ -35,8 +35,6 @@ LOGITS_BYTES = 4
 GIB = 2**30
 PROCESS_BYTES = 0.5 * GIB  # of Python, torch and transformers
 COPIED, PACKED = 0.5, 1.0  # of a model's weights on a CPU: fused linears, and whole copies of a small model's
-PROBE = 1 << 26  # numbers read to time the device's memory
-PASSES = 2  # of the target and the draft for each position, in time
 
 
 def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
@@ -103,10 +101,9 @@ def _row(
     positions = prompts * request.output.max_new_tokens
     disk = positions * (ROW_BYTES + DRAFTED_BYTES * request.drafts.gamma_max)
     free, memory = free_bytes(device), weights + copies + cache + logits
-    probe = torch.ones(PROBE, device=device)
-    begun = seconds(device)
+    probe, begun = torch.ones(1 << 26, device=device), seconds(device)
     probe.sum().item()
-    read = PROBE * probe.itemsize / (seconds(device) - begun)  # bytes a second
+    read = probe.nbytes / (seconds(device) - begun)  # bytes a second
     free_disk = shutil.disk_usage(nearest_existing(request.out)).free
     return {
         "compression": compression,
@@ -123,5 +120,5 @@ def _row(
         "disk_gib": disk / GIB,
         "free_disk_gib": free_disk / GIB,
         "fits": (free is None or memory <= free) and disk <= free_disk,
-        "minutes": (PASSES * positions * weights / read + request.costs.cost_seconds) / 60,
+        "minutes": (2 * positions * weights / read + request.costs.cost_seconds) / 60,
     }

@@ -25,13 +25,13 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import LoadOptions, check_word, drafter_kind, drafts_alone
+from draftgauge.drafters.source import LoadOptions, drafter_kind, drafts_alone
 from draftgauge.fitting.ranking import on_one_target, rank_rows
 from draftgauge.fitting.two_source import FITTED, fitted_to
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import check_engine, load_tokenizer
-from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.registry import NO_DRAFT, make_policy
 from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds
 from draftgauge.replaying.simulate import replay
@@ -64,12 +64,10 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
     """
     given, folders = _given_costs(request), _run_folders(request)
-    if request.target is None:
-        named = dict.fromkeys(target_of(_pair_spec(request, drafter)) for drafter in folders)
-        if len(named) > 1:
-            raise DraftgaugeError(f"these drafters are for {' and '.join(named)}: name one target with --target")
-        request = replace(request, target=next(iter(named)))
-    target = request.target or REFERENCE
+    target, *others = dict.fromkeys(target_of(_pair_spec(request, drafter)) for drafter in folders)
+    if others:
+        raise DraftgaugeError(f"these drafters are for {target} and {others[0]}: name one target with --target")
+    request = replace(request, target=target)
     choose_prompts(request.prompts)  # what no drafter could use is refused before any is tried
     tokenizer = load_tokenizer(request.loading.tokenizer or target, request.loading.trust_remote_code)
     labelled(PairSpec(target=target, compression=(request.compression,)))
@@ -169,7 +167,8 @@ def _run_folders(request: RankRequest) -> dict[str, Path]:
     if (request.out / MANIFEST_NAME).is_file():
         raise TraceError(f"{request.out} holds the run of one drafter, not of several: choose another folder")
     for drafter in request.drafters:
-        check_word(drafter)
+        if "/" not in drafter and not Path(drafter).exists() and not drafts_alone(drafter):
+            model_folder(drafter)  # which refuses what can be no model, before hours are spent on the others
     names = {drafter: re.sub(r"[^\w.-]+", "-", drafter).strip("-.") for drafter in request.drafters}
     if len({"", *names.values()}) <= len(names):
         raise DraftgaugeError(f"{', '.join(names)} have no folders of their own in {request.out}: give full paths")

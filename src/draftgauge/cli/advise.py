@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.cli.console import say, show_table, with_advice
+from draftgauge.cli.console import say, show_table
 
 COLUMNS = {
     "setting": "setting",
-    "advice": "advice",
+    "advised": "advised",
     "speedup": "x plain [95%]",
     "tokens_per_step": "tokens/step",
     "acceptance_rate": "acceptance",
@@ -27,7 +27,7 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     shown = sorted(estimated, key=lambda row: -row["speedup"])[:SHOWN] if estimated else rows
     counted = f"the {len(shown)} fastest of {len(rows)} settings" if len(shown) < len(rows) else "all settings"
     title = f"{request.engine}: {counted}" if estimated else request.engine
-    show_table(title, with_advice(shown, "advised"), {key: heading for key, heading in COLUMNS.items() if estimated or key != "speedup"})
+    show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if estimated or key != "speedup"})
     advised = next((row for row in rows if row["advised"]), None)
     page = environment("draftgauge.serving", autoescape=False).get_template("advice.txt.j2")
     text = page.render(engine=request.engine, advised=advised, settings=request.settings)

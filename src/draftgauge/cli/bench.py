@@ -6,22 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
-from draftgauge.cli.console import (
-    by_target,
-    console,
-    label,
-    progress,
-    say,
-    show_table,
-    show_verdicts,
-    source_columns,
-    with_advice,
-)
+from draftgauge.cli.console import by_target, console, label, progress, say, show_table, show_verdicts, source_columns
 from draftgauge.core.load import describe_load, machine_load
 
 COLUMNS = {
     "policy": "policy",
-    "advice": "advice",
+    "recommended": "advised",
     "ratio_to_plain": "x plain [95%]",
     "tokens_per_second": "tokens/s",
     "tokens_per_step": "tokens/step",
@@ -30,10 +20,6 @@ COLUMNS = {
     "over": "over",
     "ratio_to_best_transformers": "x best transformers",
 }
-NEAR_TIES = (
-    "Mismatches are tokens, in up to {} outputs, that differ from plain decoding's: half precision and int8 round "
-    "otherwise in passes of several tokens, so near-ties may fall to the other side. In float32 output is the same."
-)
 
 
 def bench(request: BenchRequest) -> list[dict[str, Any]]:
@@ -58,9 +44,10 @@ def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[
     else:
         prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
     columns = by_target(pooled, COLUMNS | source_columns(pooled))
-    show_table(f"All tasks together, {prompts}, live", with_advice(pooled), columns)
-    if differing := max((row["mismatched_prompts"] for row in pooled), default=0):
-        say(NEAR_TIES.format(differing))
+    show_table(f"All tasks together, {prompts}, live", pooled, columns)
+    if differing := max((row.get("mismatched_prompts", 0) for row in pooled), default=0):
+        cause = "half precision and int8 round otherwise in passes of several tokens, so near-ties fall differently"
+        say(f"Up to {differing} outputs differ from plain decoding's: {cause}. In float32 they are the same.")
     console.print(describe_load(machine_load()), highlight=False)
     show_verdicts(pooled)
     return rows

@@ -297,11 +297,6 @@ def label(row: Mapping[str, Any]) -> str:
     return str(row.get("run") or row["compression"])
 
 
-def with_advice(rows: Iterable[Mapping[str, Any]], key: str = "recommended") -> list[dict[str, Any]]:
-    """Rows with a column that says which one is advised."""
-    return [{**row, "advice": "advised" if row.get(key) else ""} for row in rows]
-
-
 def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         if row.get("verdict"):
@@ -383,8 +378,8 @@ def _format(key: str, values: Iterable[Any]) -> Callable[[Any], str]:
     def shown(value: Any) -> str:
         if value is None or value != value:
             return ""
-        if isinstance(value, str):
-            return value
+        if isinstance(value, str | bool):
+            return {True: "yes", False: "no"}.get(value, value)
         return f"{value / 1e6:.1f}M" if millions else form.format(value)
 
     return shown

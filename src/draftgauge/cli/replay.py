@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import by_target, label, show_table, show_verdicts, source_columns, with_advice
+from draftgauge.cli.console import by_target, label, show_table, show_verdicts, source_columns
 from draftgauge.cli.rank import say_how_to_fit
 
 COLUMNS = {
     "policy": "policy",
-    "advice": "advice",
+    "recommended": "advised",
     "ratio_to_plain": "x plain",
     "gain": "gain [95%]",
     "tokens_per_second": "modelled tokens/s",
@@ -40,7 +40,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
         show_table("The best fixed length by batch size, and other policies", shown_rows(rows), BATCH_COLUMNS)
         return rows
     pooled = [row for row in rows if row["task"] == "all"]
-    show_table(_title(pooled), with_advice(pooled), by_target(pooled, COLUMNS | source_columns(pooled)))
+    show_table(_title(pooled), pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
     show_verdicts(pooled)
     say_how_to_fit([row["policy"] for row in pooled if row["recommended"]])
     return rows

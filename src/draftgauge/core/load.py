@@ -76,14 +76,6 @@ def describe_load(load: Mapping[str, Any] | None) -> str:
     )
 
 
-def busy_reserve(load: Mapping[str, Any] | None) -> str:
-    """What to think of speeds that were measured meanwhile; empty where little else ran."""
-    if load is None or load["other_cores"] < BUSY * load["cores"]:
-        return ""
-    taken = f"Other processes took {load['other_cores']:.1f} of {load['cores']} cores meanwhile"
-    return f"{taken}: measure again on a quiet machine before you rely on it."
-
-
 def busy_note(load: Mapping[str, Any] | None, threads: int | None = None) -> str:
     """How much longer than on a quiet machine so many threads (by default one a core) take while others run as in the
     last minute; empty where little else runs.

@@ -41,18 +41,14 @@ class Rows(list[dict[str, Any]]):
     def __str__(self) -> str:
         """A table of what fits into a terminal, without what is the same in every row, and the verdict."""
         shown, every = self._shown()
-        keys = [key for key in (*LEADING, *every) if key in every]
-        keys = [key for key in dict.fromkeys(keys) if len({_cell(row, key) for row in shown}) > 1 or len(shown) == 1]
-        columns, room = [], get_terminal_size().columns
-        for key in keys:
+        lines, room = [""] * (len(shown) + 1), get_terminal_size().columns
+        for key in dict.fromkeys(key for key in (*LEADING, *every) if key in every):
             cells = [key.replace("_", " "), *(_cell(row, key) for row in shown)]
             width = max(map(len, cells)) + 2
-            if columns and width > room:
-                break
-            columns, room = [*columns, [cell.ljust(width) for cell in cells]], room - width
-        lines = ["".join(line).rstrip() for line in zip(*columns, strict=True)]
-        more = [f"and {len(keys) - len(columns)} more columns: to_pandas()"] if len(columns) < len(keys) else []
-        return "\n".join([*lines, *more, *([self.verdict] if self.verdict else [])])
+            if len({*cells}) > 2 or len(shown) == 1 or not lines[0]:
+                room -= width
+                lines = [line + cell.ljust(width) for line, cell in zip(lines, cells, strict=True) if room > 0] or lines
+        return "\n".join([*map(str.rstrip, lines), *filter(None, [self.verdict])])
 
     def _repr_html_(self) -> str:
         shown, keys = self._shown()

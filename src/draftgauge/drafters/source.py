@@ -23,8 +23,7 @@ from draftgauge.core.errors import DraftgaugeError, meant
 from draftgauge.core.extensions import import_others
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.folder import is_word, other_kind
-from draftgauge.models.gguf_library import is_gguf
+from draftgauge.models.folder import other_kind
 from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.verification import Sampling
 
@@ -148,17 +147,8 @@ def drafter_kind(name: str) -> type[DraftSource]:
     return kinds[name]
 
 
-def check_word(drafter: str | Path) -> None:
-    """Refuse a word that is no kind of drafter and can be no model."""
-    words = (*drafter_kinds(), *SHORT_NAMES)
-    if is_word(drafter) and drafter not in words and not is_gguf(drafter):
-        said = f"unknown drafter {drafter!r}; {meant(drafter, words)}give one of {', '.join(words)}"
-        raise DraftgaugeError(f"{said}, a folder, or owner/name of the hub")
-
-
 def drafts_alone(drafter: str | Path) -> bool:
     """Whether it names a kind or is a source from which the kind is known; else it is a draft model."""
-    check_word(drafter)
     kinds, named = drafter_kinds(), SHORT_NAMES.get(str(drafter), drafter)
     return str(named) in kinds or any(kind.recognises(named) for kind in kinds.values())
 
@@ -176,8 +166,8 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
             return kind.name, drafter
     named = ", ".join(kind.name for kind in kinds.values() if not kind.self_describing)
     folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
-    folder_kind = other_kind(Path(drafter))
+    folder_kind, alike = other_kind(Path(drafter)), meant(drafter, (*kinds, *SHORT_NAMES))
     raise DraftgaugeError(
-        f"unknown drafter {str(drafter)!r}: {meant(drafter, (*kinds, *SHORT_NAMES))}choose {named}, or give {folders}; {drafter} is {folder_kind or 'not one'}"
-        " (a draft model is given with --draft)"
+        f"unknown drafter {str(drafter)!r}: {alike}choose {named}, or give {folders}; {drafter} is "
+        f"{folder_kind or 'not one'} (a draft model is given with --draft)"
     )

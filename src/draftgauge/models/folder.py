@@ -11,8 +11,9 @@ from transformers.utils import cached_file
 
 from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, meant
-from draftgauge.models.reference import PARTS, REFERENCE, resolve_source
+from draftgauge.models.reference import REFERENCE, resolve_source
 
+WORDS = (REFERENCE, "lookup")  # where the name of a model may stand
 INDEX = "model.safetensors.index.json"
 _MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one
 _POINTER = b"version https://git-lfs"
@@ -33,9 +34,10 @@ def model_folder(source: str | Path) -> str | Path:
         if looks_local:
             hint = "give the folder that save_pretrained wrote, or a model id of the hub"
             raise ModelError(f"there is no model folder {source}: {hint}")
-        if is_word(source):
-            named = meant(source, (REFERENCE, *(f"{REFERENCE}/{part}" for part in PARTS)))
-            raise ModelError(f"{source} is no folder here; {named}a model of the hub is named owner/name")
+        if "/" not in source:
+            raise ModelError(
+                f"{source} is no folder here; {meant(source, WORDS)}a model of the hub is named owner/name"
+            )
         return source
     kind = other_kind(folder)
     if kind is not None:
@@ -44,11 +46,6 @@ def model_folder(source: str | Path) -> str | Path:
         raise ModelError(f"{source} is not a model folder, it has no config.json")
     check_pointers(folder)
     return source
-
-
-def is_word(source: object) -> bool:
-    """Whether it can be no model: neither is there such a file or folder, nor is it an owner's on the hub."""
-    return isinstance(source, str) and "/" not in source and source != REFERENCE and not Path(source).exists()
 
 
 def check_pointers(folder: Path) -> None:

@@ -18,7 +18,6 @@ from draftgauge.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.statistics.paired import Comparison, paired_gain
 
 LEVEL = 0.01  # policies whose speeds differ by less are level
-SHOWN_AS_ONE = 0.995  # a speed-up of as much reads 1.00x
 NOT_DRAFTING = (NO_DRAFT, "plain")
 LOOKUP = "lookup"
 
@@ -39,7 +38,6 @@ class Verdict:
         text_only: whether the setting takes no token of the draft model.
         lookup: speed-up of looking tokens up alone (policy ``lookup``), where it was tried.
         fastest, top: the policy of the highest speed-up, and that one, where it is not the setting.
-        reserve: what speaks against figures that are known, in a sentence.
     """
 
     setting: str
@@ -56,7 +54,6 @@ class Verdict:
     lookup: float | None = None
     fastest: str = ""
     top: float = 0.0
-    reserve: str = ""
 
     @property
     def speculate(self) -> bool:
@@ -97,23 +94,20 @@ class Verdict:
             if self.lookup is not None and self.setting != LOOKUP:
                 known += f" Without a draft model, the rule {LOOKUP} reaches {self.lookup:.2f}x."
         elif self.drafting:
-            reaches = "reaches" if self.speedup < SHOWN_AS_ONE else "is level with not drafting, at"
+            reaches = "reaches" if round(self.speedup, 2) < 1 else "is level with not drafting, at"
             known = f"Do not draft: the fastest policy, {self.drafting}, {reaches} {figure}."
         else:
             known = "Do not draft: no policy that drafts was tried."
-        known += f" {self.reserve}" if self.reserve else ""
         return f"Not known yet: {self.unknown}. So far: {known}" if self.unknown else known
 
 
-def verdict_of(
-    rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False, reserve: str = ""
-) -> Verdict:
+def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False) -> Verdict:
     """The verdict on the rows of one run over all its prompts.
 
     Args:
         rows: with ``policy``, ``ratio_to_plain`` with ``_low`` and ``_high``, ``recommended`` and ``prompts``, as
             :func:`~draftgauge.replaying.evaluate.evaluate` makes them; ``cost_doubt`` where costs were modelled.
-        command, live, reserve: as of :class:`Verdict`.
+        command, live: as of :class:`Verdict`.
     """
     chosen = next(row for row in rows if row["recommended"])
     others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
@@ -137,7 +131,6 @@ def verdict_of(
         lookup=next((row["ratio_to_plain"] for row in rows if row["policy"] == LOOKUP), None),
         fastest=fastest["policy"] if fastest["ratio_to_plain"] > chosen["ratio_to_plain"] else "",
         top=fastest["ratio_to_plain"],
-        reserve=reserve,
     )
 
 

@@ -112,8 +112,6 @@ def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str
 def advise(run: Run) -> dict[str, Any]:
     """What the top of the page says of one compression.
 
-    ``live`` holds the speeds that were measured with the policy of a modelled verdict: of all tasks together, else of
-    each; ``modelled`` is what replay says where the verdict was measured.
     ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of drafting one token over verifying one,
     ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
     each with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
@@ -122,14 +120,11 @@ def advise(run: Run) -> dict[str, Any]:
     gamma = best_length(fixed, 1)
     pays = fixed[gamma]["ratio_to_plain"] > 1
     verify = run.cost.verify[len(run.cost.contexts) // 2]
-    measured = {task: run.rows.get((task, run.verdict.drafting), {}).get("live_ratio") for task in run.tasks}
-    live = [value for value in ([measured[ALL_TASKS]] if measured[ALL_TASKS] else measured.values()) if value]
     by_task = [(task, run.fixed(task)) for task in run.tasks[1:]]
     return {
         "name": run.name,
         "verdict": run.verdict,
-        "modelled": run.modelled if run.verdict.live else None,
-        "live": [] if run.verdict.live else sorted(live),
+        "other": run.other,
         "gamma": gamma,
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
@@ -179,10 +174,13 @@ def heat_map(run: Run, lengths: Sequence[int]) -> list[tuple[str, list[Row]]]:
 
 def _choices_chart(run: Run, lengths: Sequence[int]) -> Markup:
     """Speed over plain decoding of the policies, as the verdict knows it, from the fastest to the slowest."""
-    kind, names = ("live_", ("ratio", "low", "high")) if run.verdict.live else ("ratio_to_plain", ("", "_low", "_high"))
-    keys = [kind + name for name in names]
-    shown = [row for row in policy_rows(run, ALL_TASKS, lengths) if keys[0] in row and row["policy"] not in BOUNDS]
-    shown.sort(key=lambda row: -row[keys[0]])
+    modelled, live = (
+        ("ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high"),
+        ("live_ratio", "live_low", "live_high"),
+    )
+    keys = live if run.verdict.live else modelled
+    rows = [row for row in policy_rows(run, ALL_TASKS, lengths) if keys[0] in row and row["policy"] not in BOUNDS]
+    shown = sorted(rows, key=lambda row: -row[keys[0]])
     estimates = [(_title(row["policy"]), *(float(row.get(key, np.nan)) for key in keys)) for row in shown]
     styles = [LIVE if row["policy"] == run.verdict.setting else MODELLED for row in shown]
     return interval_chart("choices", "times plain decoding; what is advised is marked", estimates, styles)

@@ -50,7 +50,8 @@ class Run:
             ``live_tokens_per_second``, ``live_ratio``, ``live_low``, ``live_high`` and ``mismatches`` of what was
             measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
             ``gamma_max`` is among them; 0 goes by the name "no-draft".
-        verdict: the recommendation, of what was measured live where that is known, else ``modelled``, by replay.
+        verdict: the recommendation, of what was measured live where that is known, else by replay; ``other`` is the
+            other one, where there are two.
     """
 
     folder: Path
@@ -60,7 +61,7 @@ class Run:
     cost: CostCurve
     rows: Mapping[tuple[str, str], Row]
     verdict: Verdict
-    modelled: Verdict
+    other: Verdict | None = None
 
     @property
     def name(self) -> str:
@@ -103,7 +104,9 @@ def judge_run(
         bench: rows of ``draftgauge bench``; those of other compressions, and of runs that failed, are left out.
     """
     trace, manifest = design.trace, Manifest.load(folder)
-    rated = [(live_row(row), row) for row in bench if "error" not in row and row.get("run") in (None, folder.absolute().name)]
+    rated = [
+        (live_row(row), row) for row in bench if "error" not in row and row.get("run") in (None, folder.absolute().name)
+    ]
     own = [(mine, row) for mine, row in rated if mine["compression"] == trace.compression]
     live = {(mine["task"], mine["policy"]): mine for mine, _ in own}
     pooled = [row for mine, row in own if mine["task"] == ALL_TASKS and "prompts" in row and "recommended" in row]
@@ -124,7 +127,7 @@ def judge_run(
     evaluated = evaluate_design(design, costs, arms)
     rows: dict[tuple[str, str], Row] = {(str(row["task"]), str(row["policy"])): dict(row) for row in evaluated}
     modelled = verdict_of([row for (task, _), row in rows.items() if task == ALL_TASKS], manifest.command)
-    measured = verdict_of(pooled, live=True) if any(row["recommended"] for row in pooled) else modelled
+    measured = verdict_of(pooled, live=True) if any(row["recommended"] for row in pooled) else None
     for task in dict.fromkeys(task for task, _ in rows):
         none = rows[task, NO_DRAFT]
         speed = none["tokens_per_second"] / none["ratio_to_plain"]
@@ -133,8 +136,9 @@ def judge_run(
     for (task, policy), row in live.items():
         if (task, PLAIN) in rows:
             rows[task, policy] = row | rows.get((task, policy), {})
-    verdict = modelled if measured.unknown else measured
-    return Run(folder, manifest, trace, design.split, costs, rows, verdict, modelled)
+    leads = measured is not None and not measured.unknown
+    verdict, other = (measured, modelled) if leads else (modelled, measured)
+    return Run(folder, manifest, trace, design.split, costs, rows, verdict, other)
 
 
 def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
