@@ -181,7 +181,8 @@ def _choices_chart(run: Run, lengths: Sequence[int]) -> Markup:
     keys = live if run.verdict.live else modelled
     rows = [row for row in policy_rows(run, ALL_TASKS, lengths) if keys[0] in row and row["policy"] not in BOUNDS]
     shown = sorted(rows, key=lambda row: -row[keys[0]])
-    estimates = [(_title(row["policy"]), *(float(row.get(key, np.nan)) for key in keys)) for row in shown]
+    at, low, high = ([float(row.get(key, np.nan)) for row in shown] for key in keys)
+    estimates = list(zip([_title(row["policy"]) for row in shown], at, low, high, strict=True))
     styles = [LIVE if row["policy"] == run.verdict.setting else MODELLED for row in shown]
     return interval_chart("choices", "times plain decoding; what is advised is marked", estimates, styles)
 

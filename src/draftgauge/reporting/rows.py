@@ -136,9 +136,9 @@ def judge_run(
     for (task, policy), row in live.items():
         if (task, PLAIN) in rows:
             rows[task, policy] = row | rows.get((task, policy), {})
-    leads = measured is not None and not measured.unknown
-    verdict, other = (measured, modelled) if leads else (modelled, measured)
-    return Run(folder, manifest, trace, design.split, costs, rows, verdict, other)
+    if measured is None or measured.unknown:
+        return Run(folder, manifest, trace, design.split, costs, rows, modelled, measured)
+    return Run(folder, manifest, trace, design.split, costs, rows, measured, modelled)
 
 
 def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
