@@ -14,6 +14,12 @@ from draftgauge.replaying.verdict import Verdict, verdict_of
     [
         (Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 20), "Draft with fixed:4: 1.30x plain decoding (95%: 1.20x to"),
         (Verdict("no-draft", "fixed:1", 0.9, 0.8, 0.95, 20), "Do not draft: the fastest policy, fixed:1, reaches 0.90"),
+        (Verdict("no-draft", "svip", 1.004, 1.001, 1.01, 20), "svip, is level with not drafting, at 1.00x plain"),
+        (
+            Verdict("a", "a", 1.3, 1.2, 1.4, 20, fastest="b", top=1.304),
+            "level with the fastest, b (1.30x), and simpler",
+        ),
+        (Verdict("a", "a", 1.3, 1.2, 1.4, 20, fastest="fixed:5", top=1.4), "fixed:5 happens to be faster (1.40x)"),
         (Verdict("no-draft", "", 1.0, 1.0, 1.0, 20), "Do not draft: no policy that drafts was tried."),
         (Verdict("fixed:4", "fixed:4", 1.3, 1.2, 1.4, 7, command="c"), "Not known yet: 7 of at least 8 prompts"),
         (Verdict("no-draft", "fixed:1", 1.0, 0.9, 1.1, 20), "Not known yet: the interval reaches both sides"),

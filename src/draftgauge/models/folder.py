@@ -10,9 +10,10 @@ from typing import Any
 from transformers.utils import cached_file
 
 from draftgauge.core.artefacts import read_json
-from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
-from draftgauge.models.reference import resolve_source
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, meant
+from draftgauge.models.reference import REFERENCE, resolve_source
 
+WORDS = (REFERENCE, "lookup")  # where the name of a model may stand
 INDEX = "model.safetensors.index.json"
 _MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one
 _POINTER = b"version https://git-lfs"
@@ -39,6 +40,10 @@ def model_folder(source: str | Path) -> str | Path:
         if looks_local:
             hint = "give the folder that save_pretrained wrote, or a model id of the hub"
             raise ModelError(f"there is no model folder {source}: {hint}")
+        if "/" not in source:
+            raise ModelError(
+                f"{source} is no folder here; {meant(source, WORDS)}a model of the hub is named owner/name"
+            )
         return source
     kind = other_kind(folder)
     if kind is not None:

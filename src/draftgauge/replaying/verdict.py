@@ -38,6 +38,7 @@ class Verdict:
         command: that recorded the run, or decoded.
         text_only: whether the setting takes no token of the draft model.
         lookup: speed-up of looking tokens up alone (policy ``lookup``), where it was tried.
+        fastest, top: the policy of the highest speed-up, and that one, where it is not the setting.
     """
 
     setting: str
@@ -52,6 +53,8 @@ class Verdict:
     live: bool = False
     text_only: bool = False
     lookup: float | None = None
+    fastest: str = ""
+    top: float = 0.0
 
     @property
     def speculate(self) -> bool:
@@ -88,12 +91,17 @@ class Verdict:
         figure = f"{self.speedup:.2f}x plain decoding{interval}, {how} on {self.prompts} {self.unit}"
         if self.speculate:
             known = f"Draft with {self.setting}: {figure}."
+            if self.fastest.startswith(FIXED):
+                known += f" Of all lengths tried here {self.fastest} happens to be faster ({self.top:.2f}x)."
+            elif self.fastest:
+                known += f" It is level with the fastest, {self.fastest} ({self.top:.2f}x), and simpler."
             if self.text_only:
                 known += " All that it proposes is looked up in the text; the draft model is not used."
             if self.lookup is not None and self.setting != LOOKUP:
                 known += f" Without a draft model, the rule {LOOKUP} reaches {self.lookup:.2f}x."
         elif self.drafting:
-            known = f"Do not draft: the fastest policy, {self.drafting}, reaches {figure}."
+            reaches = "reaches" if round(self.speedup, 2) < 1 else "is level with not drafting, at"
+            known = f"Do not draft: the fastest policy, {self.drafting}, {reaches} {figure}."
         else:
             known = "Do not draft: no policy that drafts was tried."
         return f"Not known yet: {self.unknown}. So far: {known}" if self.unknown else known
@@ -108,12 +116,11 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
         command, live: as of :class:`Verdict`.
     """
     chosen = next(row for row in rows if row["recommended"])
-    shown = chosen
-    if chosen["policy"] in NOT_DRAFTING:
-        others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
-        shown = max(others, key=lambda row: row["ratio_to_plain"], default=chosen)
+    others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
+    fastest = max(others, key=lambda row: row["ratio_to_plain"], default=chosen)
+    shown = fastest if chosen["policy"] in NOT_DRAFTING else chosen
     drafting = "" if shown["policy"] in NOT_DRAFTING else shown["policy"]
-    low, high = (shown[f"ratio_to_plain_{end}"] for end in ("low", "high"))
+    low, high = (shown.get(f"ratio_to_plain_{end}") for end in ("low", "high"))
     if low is None or low != low or shown["prompts"] == 1:
         low = high = None
     return Verdict(
@@ -128,6 +135,8 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
         live=live,
         text_only=bool(chosen.get("appended_per_step")) and not chosen.get("drafted_per_step"),
         lookup=next((row["ratio_to_plain"] for row in rows if row["policy"] == LOOKUP), None),
+        fastest=fastest["policy"] if fastest["ratio_to_plain"] > chosen["ratio_to_plain"] else "",
+        top=fastest["ratio_to_plain"],
     )
 
 

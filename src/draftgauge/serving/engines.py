@@ -159,7 +159,8 @@ def _transformers(setting: str, deployment: Deployment) -> str:
     drafter = LOOKUP if deployment.drafter == LOOKUP else deployment.draft
     longest = _longest(setting, deployment)
     options = f"policy={setting!r}" if longest is None else f"policy={setting!r}, gamma_max={longest}"
-    return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter!r}, {options}))"
+    once = f"speculation = draftgauge.speculative({drafter!r}, {options})"  # which loads the draft
+    return f"{once}\nmodel.generate(**inputs, custom_generate=speculation)"
 
 
 def _gguf(setting: str, deployment: Deployment) -> str:
