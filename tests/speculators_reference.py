@@ -56,14 +56,14 @@ def main(out: Path, seed: int = 0) -> None:
     block(
         out / "dspark-deepspec", DSparkSpeculatorConfig, full, VOCABULARY, "deepspec", markov_head_type="rnn", **heads
     )
-    heads |= {"sample_from_anchor": False, "confidence_head_with_markov": False}
+    heads["confidence_head_with_markov"] = False  # SpecForge trains from the anchor on, and writes no field for it
     block(out / "dspark-specforge", DSparkSpeculatorConfig, full, VOCABULARY, "z-lab", drop=SHARED, **heads)
 
 
-def speculators(algorithm: str) -> SpeculatorsConfig:
+def speculators(algorithm: str, drafted: int = BLOCK - 1) -> SpeculatorsConfig:
     return SpeculatorsConfig(
         algorithm=algorithm,
-        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=3)],
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=drafted)],
         default_proposal_method="greedy",
         verifier=VerifierConfig(name_or_path=None, architectures=[]),
     )
@@ -141,7 +141,7 @@ def block(
         block_size=BLOCK,
         aux_hidden_state_layer_ids=TAPS,
         mask_token_id=VOCABULARY - 1,
-        speculators_config=speculators("dspark" if dspark else "dflash"),
+        speculators_config=speculators("dspark", BLOCK) if dspark else speculators("dflash"),
         **heads,
     )
     model = (DSparkDraftModel if dspark else DFlashDraftModel)(config).eval()

@@ -24,7 +24,7 @@ from draftgauge.fitting.stopping import fit_stopping
 from draftgauge.fitting.two_source import FITTED
 from draftgauge.policies.fitted import load_fitted, policy_of_file, save_fitted
 from draftgauge.replaying.splits import split_trace
-from draftgauge.serving.engines import engine_of
+from draftgauge.serving.engines import ENGINES, engine_of
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
@@ -336,16 +336,28 @@ def test_a_drafter_that_reads_the_target_is_advised_on_as_the_checkpoint_that_ex
             assert words[words.index("--speculative-draft-model-path") + 1] == exported
 
 
+def test_every_kind_that_an_engine_runs_has_flags(run: Path, tmp_path: Path) -> None:
+    for engine in (engine for engine in ENGINES.values() if not engine.loop):
+        costs = costs_of(tmp_path / "costs.json", engine.name, 0.0005)
+        for kind, name in engine.drafters.items():
+            known = kind in ("language_model", "prompt_lookup")
+            folder = drafter_run(
+                tmp_path / f"{engine.name}-{kind}", run, kind if known else "checkpoint", "org/it", kind
+            )
+            _, best, _ = advised([str(folder), "-e", engine.name, "--costs", str(costs)], tmp_path / "rows.json")
+            assert name in best["flags"]
+            assert ("org/it" in best["flags"] or "DRAFT.gguf" in best["flags"]) == (kind != "prompt_lookup")
+
+
 def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None:
     target, block, kv = tiny_model(num_hidden_layers=4), tmp_path / "hidden", tmp_path / "kv"
     saved_drafter(block, target, **BLOCKS)
     saved_drafter(kv, target, "kv", block=4)
     for number, (engine, kind, source, family, words) in enumerate(
         (
-            ("sglang", "prompt_lookup", "", "", "prompt_lookup, which sglang does not run (it runs language"),
-            ("sglang", "reuse", block, "", "the trained drafter (dflash), which sglang does not run"),
+            ("sglang", "reuse", block, "", "trained drafter (dflash), for which draftgauge writes no flags of sglang"),
             ("vllm", "reuse", kv, "", "the kv design has no DFlash layout"),
-            ("vllm", "checkpoint", "org/it", "dspark", "the drafter checkpoint (dspark), which vllm does not run"),
+            ("vllm", "checkpoint", "org/it", "new", "checkpoint (new), for which draftgauge writes no flags of vllm"),
             ("vllm", "checkpoint", "org/it", "eagle3", "draftgauge's proposer, which does not draft with eagle3"),
         )
     ):

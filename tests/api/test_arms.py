@@ -75,6 +75,19 @@ def test_what_is_left_when_the_time_is_over(
     assert rows["b"]["ratio_to_plain"] == 2
 
 
+@pytest.mark.parametrize(("rounds", "took"), [(None, 1), (2, 2)])
+def test_unless_asked_for_no_round_begins_after_three_minutes(
+    rounds: int | None, took: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    order: list[tuple[str, int]] = []
+    arms = watched_arms(order)
+    monkeypatch.setattr(time, "monotonic", lambda: 20.0 * len(order))  # 60 seconds a prompt
+    with caplog.at_level("INFO", "draftgauge"):
+        bench_arms(arms, PROMPTS, rounds, np.random.default_rng(0), lambda done, total: None)
+    assert {len(runs) for arm in arms for runs in arm.runs} == {took}
+    assert "3 ways of decoding, 6 prompts: about 360 s a round" in caplog.text
+
+
 def timed_arms(**seconds: float) -> list[Arm]:
     """Arms that took so long for each prompt, ``_`` in a name for its colon."""
     arms = [Arm(name.replace("_", ":"), lambda tokens: ArmRun([1], 1, 1, 1.0, 0.1)) for name in seconds]

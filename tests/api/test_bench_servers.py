@@ -36,7 +36,7 @@ def llama_servers() -> Iterator[list[str]]:
     """One without speculation and one at a fixed length, as arguments."""
     with (
         serving(MODELS | {"/completion": (200, json.dumps(llama_answer(80.0)))}) as plain,
-        serving(MODELS | {"/completion": (200, json.dumps(llama_answer(40.0, drafted=12, accepted=5)))}) as fixed,
+        serving(MODELS | {"/completion": (200, json.dumps(llama_answer(40.0, drafted=8, accepted=5)))}) as fixed,
     ):
         yield [f"plain={plain}", f"fixed:4={fixed}", "--engine", "llama-server"]
 
@@ -65,6 +65,27 @@ def test_costs_of_servers_are_written(inputs: list[str], llama_servers: list[str
         assert whole.draft[0][4] == pytest.approx(0.04 / 2 - 0.08 / 7)
         assert "--costs-out" in refusal("bench-servers", *inputs, *servers, f"draft={draft}")
         assert "fixed:4=URL" in refusal("bench-servers", *inputs, plain, "--engine", "llama-server", *costs)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"drafted": 12, "accepted": 11},  # no step drafts more than 4, as the server's setting says
+        {"drafted": 9, "accepted": 9, "draft_rounds": 3},
+    ],
+)
+def test_an_answer_that_ends_inside_a_draft_took_the_steps_that_it_took(
+    said: dict[str, int], inputs: list[str], llama_servers: list[str], tmp_path: Path
+) -> None:
+    """Of 8 tokens that 4 passes gave, the tokens less the accepted ones would be 1 or none."""
+    answer = llama_answer(40.0, drafted=said["drafted"], accepted=said["accepted"])
+    answer["timings"] |= {name: value for name, value in said.items() if name == "draft_rounds"}
+    with serving(MODELS | {"/completion": (200, json.dumps(answer))}) as url:
+        costs = ["--costs-out", str(tmp_path / "costs.json"), "--engine", "llama-server"]
+        found = benched([*inputs, llama_servers[0], f"fixed:4={url}", *costs], tmp_path / "rows.json")
+    assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 4)
+    curve = read_costs(tmp_path / "costs.json", "llama-server")[1]
+    assert curve.step_seconds(4, 256) == pytest.approx(0.04 / 3)
 
 
 def test_what_is_asked_of_a_bench_is_asked_of_servers_too(

@@ -110,6 +110,7 @@ def test_the_command_line_ranks_what_can_be_used_and_says_what_cannot(words, ran
     for wrong in (
         ["lookup", *words],
         ["--target", str(tmp_path / "none")],
+        ["lookp"],
         ["--prompts", str(tmp_path / "none.jsonl")],
         ["--compression", "int7"],
         ["--engine", "nope"],
@@ -121,11 +122,33 @@ def test_the_command_line_ranks_what_can_be_used_and_says_what_cannot(words, ran
         refusal("rank", "lookup", *words, "--out", str(tmp_path / "wrong"), *wrong)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rank", "lookp", "--out", "x"], "lookp is no folder here; did you mean lookup"),
+        (["rank", "some/drafter", "--out", "x"], "nothing says which target some/drafter drafts for"),
+        (["generate", "hi", "--draft", "some/drafter"], "nothing says which target some/drafter drafts for"),
+        (["generate", "hi", "--target", "referense"], "referense is no folder here; did you mean reference"),
+        (["generate", "hi", "--drafter", "lookp"], "unknown drafter 'lookp': did you mean lookup"),
+    ],
+)
+def test_names_that_can_be_no_model_or_lack_their_target_are_refused_at_once(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refusal(*words)
+
+
 def test_live_ratios_stand_beside_the_modelled_ones(asked, words, ranked) -> None:
     out, rows, _ = ranked
     decoded: list[Any] = []
     live = dg.rank(live=2, progress=lambda *of: decoded.append(of), **asked)
-    assert [of[1:] for of in decoded if "bench" in of[0]] == 2 * [(0, 2), (1, 2), (2, 2)]
+    assert [of[1:] for of in decoded if "bench" in of[0]] == 2 * [
+        (0, 2),
+        (0, 2),
+        (1, 2),
+        (2, 2),
+    ]  # first while each arm warms up
     decoded_rows = [row for row in live if "live_ratio" in row]
     assert {row["drafter"] for row in decoded_rows} == set(asked["drafters"])
     for row in decoded_rows:

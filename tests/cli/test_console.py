@@ -90,7 +90,7 @@ def test_progress_shows_in_a_file_now_and_then(
             advance("cells", done, 6)
             now[0] += 12.0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cells: ")]
-    assert lines == ["cells: 3 of 6", "cells: 6 of 6"]
+    assert lines == ["cells: 1 of 6", "cells: 4 of 6", "cells: 6 of 6"]
 
 
 POLICIES = ["lookup:least=2,tokens=4", "sglang-adaptive:candidates=1,3,7,start=3,smoothing=0.05,up=0.0,down=0.1"]

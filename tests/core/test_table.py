@@ -36,6 +36,16 @@ def test_rows_are_a_list_of_dicts_with_one_verdict_and_an_escaped_table() -> Non
     assert "speed" not in single
 
 
+def test_printed_rows_are_a_table_as_wide_as_the_terminal_and_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [{"task": "all", "policy": f"rule {n}", "gain": n / 8, "same": 1, "long": "x" * n * 30} for n in range(3)]
+    rows[1]["verdict"] = "Draft."
+    heading, *lines, verdict = str(Rows(rows)).splitlines()
+    assert heading.split() == ["policy", "gain"]  # without what is the same in every row, or does not fit
+    assert [line.split() for line in lines] == [["rule", "0", "0"], ["rule", "1", "0.125"], ["rule", "2", "0.25"]]
+    assert verdict == "Draft."
+
+
 def test_rows_become_a_data_frame() -> None:
     pandas = pytest.importorskip("pandas")
     frame = ROWS.to_pandas()

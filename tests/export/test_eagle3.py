@@ -156,7 +156,7 @@ def test_the_command_says_whether_llama_cpp_can_run_it(
 def test_the_command_prints_how_engines_load_it(tmp_path: Path, target: PreTrainedModel) -> None:
     saved_drafter(tmp_path / "drafter", target, target_source="reference")  # engines do not know what that is
     result = succeeds("export", str(tmp_path / "drafter"), "--format", "eagle3", "--out", str(tmp_path / "out"))
-    assert f"vLLM: vllm serve {reference_path('target')} " in result.stdout
+    assert f"vllm: vllm serve {reference_path('target')} " in result.stdout
     assert f'"model": "{tmp_path / "out"}", "num_speculative_tokens": {DEPTHS}' in result.stdout
     assert "--speculative-algorithm EAGLE3" in result.stdout
     assert "eagle3" in refusal("export", str(tmp_path / "drafter"), "--format", "onnx", "--out", str(tmp_path / "out"))

@@ -144,9 +144,7 @@ KINDS = {
     "recorded run": Kind(_make_run, _read_run),
     "datastore": Kind(_make_datastore, lambda folder: Datastore.load(folder / "store.parquet", "words"), single=True),
     "measurement": Kind(
-        lambda folder, seed: write_measurement(
-            folder / "r.json", "bench", [BENCHED | {"mismatches": seed}]
-        ),
+        lambda folder, seed: write_measurement(folder / "r.json", "bench", [BENCHED | {"mismatches": seed}]),
         lambda folder: read_measurement(folder / "r.json").rows,
         single=True,
     ),

@@ -148,10 +148,8 @@ def test_the_heat_map_holds_gains_where_enough_prompts_tell(page, html, runs):
     trace, costs = read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME)
     rows = evaluate(trace, costs, {"stopping": make_policy("stopping", trace.gamma_max, costs)})
     (judged,) = (row for row in rows if row["task"] == "all")
-    headings = next(row for row in page.rows if row[:2] == ["policy", "all tasks9 prompts"])
-    assert headings[2:] == ["code5 prompts", "math4 prompts"]
-    line = next(row for row in page.rows if row[0] == "stopping" and len(row) == len(headings))
-    assert line[1:] == [signed(judged["gain"]), "", ""]
+    assert ["policy", "all tasks9 prompts"] in page.rows  # code and math have 5 and 4
+    assert ["stopping", signed(judged["gain"])] in page.rows
     assert "fewer than 8 prompts" in html
     shaded = re.findall(r'title="95%: ([^"]*) to ([^"]*)"( style="[^"]*)?', html)
     assert shaded

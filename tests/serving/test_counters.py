@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +21,7 @@ from draftgauge.serving.counters import (
 )
 from draftgauge.serving.endpoint import ServerError, fetch_json
 from draftgauge.serving.prometheus import Sample, parse_metrics
-from engine_server import error_page, llama_metrics, models_page, serving, sglang_metrics, vllm_metrics
+from engine_server import error_page, llama_metrics, models_page, serving, sglang_metrics, vllm_answer, vllm_metrics
 
 
 def test_both_servers_count_alike() -> None:
@@ -108,10 +112,96 @@ PER_POSITION = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="%s"
         "vllm:spec_decode_num_accepted_tokens_total 1e308\n",
         "vllm:spec_decode_num_accepted_tokens_total 900\n",
         *(PER_POSITION % each for each in (("x", 1), ("", 1), ("-1", 1), ("0.5", 1), ("300000000", 1))),
-        *(PER_POSITION % each for each in (("0", "NaN"), ("0", "Inf"), ("0", 999))),
+        *(PER_POSITION % each for each in (("0", "NaN"), ("0", "Inf"), ("0", 999), ("1", 21), ("2", 31))),
     ],
 )
 def test_counters_that_cannot_be_are_refused(line: str) -> None:
     page = vllm_metrics(100, 300, 200, (90, 70, 40)) + line
     with serving({"/metrics": (200, page)}) as url, pytest.raises(DraftgaugeError, match=r"no count|cannot be"):
         read_counts("vllm", url)
+
+
+def test_of_several_readings_the_last_counts_and_none_goes_backwards(tmp_path: Path) -> None:
+    first, last = vllm_metrics(10, 30, 9, (6, 2, 1)), vllm_metrics(100, 300, 200, (90, 70, 40))
+    page = tmp_path / "page.txt"
+    page.write_text(first + last)
+    assert read_counts("vllm", str(page)) == SpeculationCounts(100, 300, 200, (90, 70, 40))
+    page.write_text(last + first)
+    with pytest.raises(
+        DraftgaugeError, match=r"num_drafts_total goes backwards from 100 to 10: the server started anew"
+    ):
+        read_counts("vllm", str(page))
+
+
+def test_the_rate_of_earlier_sglang_counts_the_bonus_token() -> None:
+    """Up to 0.5.10 the accepted length over the tokens verified, 8 of 20 here; then 7 of 19."""
+    for rate in (8 / 20, 7 / 19):
+        page = f"sglang:generation_tokens_total 8000\nsglang:spec_accept_length 8.0\nsglang:spec_accept_rate {rate}\n"
+        with serving({"/metrics": (200, page)}) as url:
+            assert read_counts("sglang", url) == SpeculationCounts(1000, 19000, 7000)
+
+
+VLLM = vllm_answer(
+    num_spec_steps=10, num_draft_tokens=30, num_accepted_draft_tokens=9, acceptance_histogram=[4, 4, 1, 1]
+)
+
+
+def sglang_counted(drafted: str, accepted: str, *histogram: str) -> dict[str, Any]:
+    return {"spec_verify_ct": 10, drafted: 30, accepted: 9} | {key: [4, 4, 1, 1] for key in histogram}
+
+
+def llama_counted(predicted: int, drafted: int, accepted: int, **rounds: int) -> dict[str, Any]:
+    return {"timings": {"predicted_n": predicted, "draft_n": drafted, "draft_n_accepted": accepted} | rounds}
+
+
+OLD, NEXT = ("spec_draft_token_num", "spec_accept_token_num"), ("spec_proposed_drafts", "spec_accepted_drafts")
+NOW = ("spec_num_proposed_drafts", "spec_num_correct_drafts")
+WHOLE = SpeculationCounts(10, 30, 9, (6, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("engine", "answers", "expected"),
+    [
+        ("vllm", [VLLM], WHOLE),
+        ("sglang", [{"meta_info": sglang_counted(*OLD, "spec_accept_histogram")}], WHOLE),
+        ("sglang", [{"meta_info": sglang_counted(*NEXT)}], replace(WHOLE, by_position=())),
+        ("sglang", [{"choices": [{"meta_info": sglang_counted(*NOW, "spec_correct_drafts_histogram")}]}], WHOLE),
+        ("sglang", [{"sglext": {"spec_tokens_details": sglang_counted(*NOW)}}], replace(WHOLE, by_position=())),
+        ("sglang", [{"meta_info": {}}, {"meta_info": sglang_counted(*OLD, "spec_accept_histogram")}], WHOLE),
+        ("llama-server", [llama_counted(2, 4, 4, draft_rounds=1)] * 3, SpeculationCounts(3, 12, 12)),
+        ("llama-server", [llama_counted(2, 4, 4)] * 3, SpeculationCounts(3, 12, 12)),
+        # Three rounds of 4 accepted whole are 15 tokens, of which 8 were kept; the long answer says the length.
+        ("llama-server", [llama_counted(81, 80, 60), llama_counted(9, 12, 12)], SpeculationCounts(23, 92, 72)),
+    ],
+)
+def test_answers_count_what_their_servers_do(
+    engine: str, answers: list[dict[str, Any]], expected: SpeculationCounts, tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    assert read_counts(engine, str(path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "message"),
+    [
+        ("sglang", json.dumps(VLLM), "line 1 has no counters of sglang"),
+        ("sglang", '{"meta_info": {"spec_new": 3}}', "has no counters of sglang .*name another engine or version"),
+        ("sglang", '{"meta_info": "x"}', "has no counters of sglang"),
+        ("vllm", '{"choices": [{"avg_decoded_tokens_per_iter": 2.5}]}', "is of TensorRT-LLM, which says a mean"),
+        ("vllm", 'data: {"choices": []}\n\ndata: [DONE]\n', "events of streams: ask without stream"),
+        ("llama-server", json.dumps(llama_counted(9, 4, 5)), "5 accepted tokens of 4 drafted ones, which cannot be"),
+        (
+            "vllm",
+            json.dumps(VLLM).replace("[4, 4, 1, 1]", "[4, 4, 2]"),
+            "counts 8 accepted tokens by position and 9 in",
+        ),
+        ("vllm", json.dumps(VLLM).replace("[4, 4, 1, 1]", "[0, 14]"), "14 tokens accepted at position 1 and 10 before"),
+        ("vllm", json.dumps(VLLM).replace("30", '"30"'), "has no counters of vllm"),
+    ],
+)
+def test_answers_that_say_nothing_or_nonsense(engine: str, text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(text)
+    with pytest.raises(DraftgaugeError, match=message):
+        read_counts(engine, str(path))

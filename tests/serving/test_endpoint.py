@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
 from engine_server import llama_answer, raw_server, serving, vllm_answer
 
 OK = b"HTTP/1.1 200 OK\r\n"
+PAGE = b"vllm:spec_decode_num_drafts_total 100\n" * 100
 LENGTH = b"Content-Length: 100000\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -64,6 +67,9 @@ def test_a_server_that_floods_is_given_up(status: bytes, monkeypatch: pytest.Mon
         (OK + b"\r\n" + b"[" * 100_000, "not JSON"),
         (OK + b"\r\nnonsense", "not JSON"),
         (b"HTTP/1.1 401 No\r\n\r\n", "set its key in DRAFTGAUGE_API_KEY"),
+        (OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(PAGE)[:-9], "breaks its compressed answer off"),
+        (OK + b"Content-Encoding: deflate\r\n\r\n" + zlib.compress(PAGE)[:-1], "breaks its compressed answer off"),
+        (OK + b"Content-Encoding: gzip\r\n\r\nnonsense", "does not answer as HTTP servers do"),
     ],
 )  # fmt: skip
 def test_answers_that_are_none_are_refused(answer: bytes, message: str) -> None:
@@ -81,6 +87,8 @@ def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
 
 def test_the_key_is_sent_and_a_query_stays_behind_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTGAUGE_API_KEY", "secret")
+    with raw_server(sending(OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(PAGE))) as (url, _):
+        assert fetch_text(url, "/metrics") == PAGE.decode()
     with raw_server(sending(OK + b"\r\nfine")) as (url, asked):
         assert fetch_text(f"{url}/router/?model=a%20b", "/metrics") == "fine"
         assert fetch_text(f"{url}?model=x", "/metrics") == "fine"

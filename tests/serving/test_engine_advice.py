@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +148,18 @@ def test_flags_name_the_setting() -> None:
     own = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 3}
     assert config == own
     assert "--additional-config" not in looked_up
+    for kind, words in (
+        ("prompt_lookup", "--speculative-ngram-max-bfs-breadth 1"),
+        ("dflash", "DFLASH"),
+        ("dspark", "DSPARK"),
+    ):
+        flags = engine_of("sglang").flags("fixed:3", Deployment("big", "it", drafter=kind))
+        assert words in flags
+        assert ("--speculative-draft-model-path it" in flags) == (kind != "prompt_lookup")
+        assert flags.endswith("--speculative-num-draft-tokens 4")
+        assert "--speculative-num-steps" not in flags
+    flags = engine_of("llama-server").flags("fixed:3", Deployment("big", drafter="prompt_lookup"))
+    assert flags.endswith("--spec-type ngram-simple --spec-ngram-simple-size-n 2 --spec-ngram-simple-size-m 3")
     sglang = shlex.split(engine_of("sglang").flags("fixed:3", deployment))
     assert option(sglang, "--speculative-num-steps") == "3"
     assert option(sglang, "--speculative-num-draft-tokens") == "4"
@@ -185,6 +199,24 @@ def test_flags_name_the_setting() -> None:
         plain = engine.flags(PLAIN, deployment)
         assert "spec" not in plain, name
         assert "small" not in plain, name
+
+
+def test_the_docs_name_what_engines_run_as_their_table_does() -> None:
+    pages = [*Path("docs").glob("*.md"), Path("README.md")]
+    served = {name: engine for name, engine in ENGINES.items() if not engine.loop}
+    lines = Path("docs/serving.md").read_text().splitlines()
+    heading, _, *rows = lines[lines.index(next(line for line in lines if line.startswith("| engine | language"))) :][:5]
+    shown = {
+        row[0].split(" ")[0]: row[1:] for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in rows)
+    }
+    kinds = [cell.strip() for cell in heading.split("|")[2:-1]]
+    assert {name: dict(zip(kinds, cells, strict=True)) for name, cells in shown.items()} == {
+        name: engine.drafters for name, engine in served.items()
+    }
+    named = {name for engine in served.values() for name in engine.drafters.values()} | {"custom_class"}
+    for page in pages:
+        used = re.findall(r'(?:--spec-type |"method": "|--speculative-algorithm )([\w-]+)', page.read_text())
+        assert set(used) <= named, page
 
 
 def test_settings_as_files() -> None:

@@ -183,7 +183,7 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
     if not engine.drafters or kind in engine.drafters:
         return None
     if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:
-        format_ = draft.family
+        format_, known = draft.family, list(engine.drafters)
         if kind == REUSE:
             from draftgauge.drafters.reuse.persistence import read_config
             from draftgauge.exporting import dflash, eagle3
@@ -191,12 +191,14 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
             config = read_config(Path(draft.source))
             format_, layout = (DFLASH, dflash) if config.block else (EAGLE3, eagle3)
             layout.check_exportable(config)
-        if format_ in engine.drafters:
+            lacks = eagle3.llama_cpp_lacks(config) if engine.name == "llama-server" and not config.block else None
+            known = [] if lacks else list(engine.exported)
+        if format_ in known:
             return format_
         kind = f"{kind} ({format_})"
     named = f"drafter {kind}".replace(f"drafter {REUSE}", "trained drafter")
     raise DraftgaugeError(
-        f"{run} was recorded with the {named}, which {engine.name} does not run (it runs "
+        f"{run} was recorded with the {named}, for which draftgauge writes no flags of {engine.name} (it does for "
         f"{', '.join(engine.drafters)}): "
         "record a run with one of these, or serve a drafter of the engine's own and give its answers with --requests"
     )
@@ -212,7 +214,7 @@ def _check_loop(engine: Engine, run: Path, costs: Path, manifest: Manifest) -> N
             f"`{again}` (docs/serving.md says more)"
         )
     recorded = manifest.target.engine
-    if engine.name != "draftgauge" and (engine.name == "gguf") != recorded.startswith("gguf"):
+    if not engine.priced_by(recorded):
         again = "a run with --target TARGET.gguf" if engine.name == "gguf" else "one with the model it was made from"
         raise DraftgaugeError(
             f"{run} was recorded with the engine {recorded}, whose costs are not those of {engine.name}: record "
@@ -270,10 +272,7 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
         for policy in others:
             warn(f"{policy.spec} was not fitted for drafts of up to {trace.gamma_max}, as priced: not tried")
     named = [policy.spec for policy in source.own]
-    settings = engine.settings(trace.gamma_max, named)
-    if not source.policies:
-        p_min = engine.p_min and source.deployment.drafter is not None
-        settings = [s for s in settings if setting_length(s) is not None or (p_min and s.startswith(P_MIN))]
+    settings = engine.settings(trace.gamma_max, named if source.policies else None, source.deployment.drafter)
     asked_for = [spec for spec in named if not spec.startswith(FIXED) or spec in request.policies]
     left_out = [spec for spec in asked_for if spec not in settings]
     if request.policies and left_out:

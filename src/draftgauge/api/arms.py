@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftgauge.api.pair import Pair
+from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN
 from draftgauge.api.runs import warn
 from draftgauge.core.prompts import in_turn
@@ -18,6 +19,8 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
 from draftgauge.policies.base import Policy
+
+ROUNDS, ENOUGH = 3, 180.0  # where none are asked for: at most, and the seconds after which no further one begins
 
 
 @dataclass(frozen=True)
@@ -103,28 +106,32 @@ def own_arm(
 def bench_arms(
     arms: Sequence[Arm],
     prompts: Sequence[BenchPrompt],
-    rounds: int,
+    rounds: int | None,
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
     seconds: float | None = None,
 ) -> list[BenchPrompt]:
-    """Decode every prompt with every arm, ``rounds`` times; fills the arms' runs, and returns the prompts that they are
-    of, in their order: all, unless ``seconds`` were over in the first round.
+    """Decode every prompt with every arm, ``rounds`` times, if None thrice or until a round ends after three minutes;
+    fills the arms' runs, and returns the prompts that they are of, in their order: all, unless ``seconds`` were over
+    in the first round.
 
     The order of the arms is drawn anew for every prompt and round: caches that one leaves warm would else always help
-    the same next one. All arms decode the first prompt once beforehand, which is not counted; each round begins as if
-    they had decoded nothing. With ``seconds`` prompts of all tasks take turns, and none but the first is begun after
-    that time.
+    the same next one. All arms decode the first prompt once beforehand, which is not counted, and from which the
+    time is estimated; each round begins as if they had decoded nothing. With ``seconds`` prompts of all tasks take
+    turns, and none but the first is begun after that time.
     """
     begun, prompts = time.monotonic(), list(prompts if seconds is None else in_turn(prompts))
+    visits = [(number, prompt) for _ in range(rounds or ROUNDS) for number, prompt in enumerate(prompts)]
     for index in rng.permutation(len(arms)):
+        progress(0, len(visits))
         arms[index].run(prompts[0].tokens)
     for arm in arms:
         arm.runs = [[] for _ in prompts]
-    visits = [(number, prompt) for _ in range(rounds) for number, prompt in enumerate(prompts)]
-    progress(0, len(visits))
+    once = (time.monotonic() - begun) * len(prompts)
+    log.info("%d ways of decoding, %d prompts: about %.0f s a round", len(arms), len(prompts), once)
     for done, (number, prompt) in enumerate(visits):
-        if seconds is not None and done and time.monotonic() > begun + seconds:
+        limit = seconds if seconds is not None else ENOUGH if rounds is None and number == 0 else None
+        if done and limit is not None and time.monotonic() > begun + limit:
             whole = done // len(prompts)  # the last round is dropped where it was not finished
             if not whole:
                 return prompts[:done]

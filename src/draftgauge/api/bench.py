@@ -21,6 +21,7 @@ from draftgauge.api.runs import read_run, select_runs, warn
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
+from draftgauge.core.load import busy_note, machine_load
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
@@ -223,4 +224,8 @@ def _bench(
     arms = without_failed(arms)
     if said := answers_warning([arms[0].runs[number][0].tokens for number in range(len(ready))], pair.end_tokens):
         warn(said)
-    return bench_rows(arms, ready, pair.compression, compared.over)
+    rows = bench_rows(arms, ready, pair.compression, compared.over)
+    if busy_note(machine_load()):
+        advised = next(row for row in rows if "verdict" in row)
+        advised["verdict"] += " The machine was busy meanwhile: measure again on a quiet one before you rely on it."
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -93,10 +94,14 @@ def _named(servers: Sequence[str]) -> dict[str, str]:
 def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
     """A running server as a way of decoding."""
 
+    length = fixed_length(name)
+
     def decode(prompt: list[int]) -> ArmRun:
         answer = complete(engine, url, prompt, max_new_tokens)
-        seconds = (answer.decode_seconds, answer.prefill_seconds)
-        return ArmRun(answer.tokens, answer.steps or 0, answer.timed, *seconds, accepted_draft=answer.accepted)
+        seconds, steps = (answer.decode_seconds, answer.prefill_seconds), answer.steps or 0
+        if length and steps:  # a step drafts no more, so that an answer that ends inside a draft has as many at least
+            steps = max(steps, 1 + math.ceil(answer.drafted / length))
+        return ArmRun(answer.tokens, steps, answer.timed, *seconds, accepted_draft=answer.accepted)
 
     return Arm(name, decode)
 
@@ -126,5 +131,7 @@ def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> Engine
 
 
 def seconds_a_step(arm: Arm) -> list[float]:
-    runs = [run for each in arm.runs for run in each]
-    return [run.seconds / (run.timed - run.accepted_draft) for run in runs if run.timed > run.accepted_draft]
+    runs = [run for each in arm.runs for run in each if run.timed]
+    # The prompt's pass is one of the steps, and not timed where servers time it apart.
+    steps = [run.steps - bool(run.prefill_seconds) if run.steps else run.timed for run in runs]
+    return [run.seconds / passes for run, passes in zip(runs, steps, strict=True) if passes]

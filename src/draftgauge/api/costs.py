@@ -66,10 +66,18 @@ def pair_costs(
     curve = measured(pair, plan, 0, progress)
     if doubt := curve.doubt():
         warn(f"costs are not certain, and measured again next time: {doubt}")
+    keep_costs(pair, curve, sampling)
+    return curve
+
+
+def keep_costs(pair: Pair, curve: CostCurve, sampling: Sampling) -> None:
+    """Put what was measured of a pair into the cache, for the next who decodes with it; not where it is in doubt."""
+    if curve.doubt():
+        return
+    path = _cached(pair, curve.gamma_max, sampling)
     with suppress(OSError, DraftgaugeError):  # a cache that cannot be written costs the next run its time
         path.parent.mkdir(parents=True, exist_ok=True)
         curve.save(path)
-    return curve
 
 
 def measured(pair: Pair, plan: MeterPlan, seed: int, progress: Progress) -> CostCurve:

@@ -153,8 +153,13 @@ def sampling_of(asked: SamplingSpec, target: str) -> Sampling:
 
 
 def target_of(spec: PairSpec) -> str:
+    if spec.target:
+        return spec.target
     name, source = drafter_of(spec)
-    return spec.target or drafter_kind(name).trained_for(source) or REFERENCE
+    target = drafter_kind(name).trained_for(source)
+    if target is None and source is not None and not str(source).startswith(REFERENCE):
+        raise DraftgaugeError(f"nothing says which target {source} drafts for: name it with --target")
+    return target or REFERENCE
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:

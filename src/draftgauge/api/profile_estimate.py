@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from draftgauge.api.pair import drafter_of, target_of
@@ -13,6 +14,7 @@ from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing
+from draftgauge.decoding.clock import seconds
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import drafter_kind
@@ -21,6 +23,7 @@ from draftgauge.models.compression import activation_dtype, draft_compression, o
 from draftgauge.models.device import choose_device, free_bytes
 from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.engines.lean import most_places
+from draftgauge.models.engines.lean_ops import PACK_LIMIT
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration
@@ -30,13 +33,16 @@ DRAFTED_BYTES = 16  # of a drafted token: itself and three signals
 COPIES = 3  # of a chunk of logits: themselves, probabilities, a temporary
 LOGITS_BYTES = 4
 GIB = 2**30
+PROCESS_BYTES = 0.5 * GIB  # of Python, torch and transformers
+COPIED, PACKED = 0.5, 1.0  # of a model's weights on a CPU: fused linears, and whole copies of a small model's
 
 
 def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     """One row a compression: ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its
     output; ``weights_gib`` (of a drafter that reads the target, the size of its files), ``cache_gib`` (keys and values
-    of target and draft model, and of the batches; not of such a drafter's few layers), ``logits_gib``, ``memory_gib``
-    (their sum) and ``free_gib`` of the device, None if unknown; ``disk_gib``, at most, and ``free_disk_gib``; ``fits``.
+    of target and draft model, and of the batches; not of such a drafter's few layers), ``logits_gib``, ``copies_gib``
+    (libraries, and weights in another order), ``memory_gib`` (their sum) and ``free_gib`` of the device, None if
+    unknown; ``disk_gib``, at most, and ``free_disk_gib``; ``fits``; ``minutes``, about, as fast as memory is read.
     """
     target, (name, source) = target_of(request.pair), drafter_of(request.pair)
     for model in (target, source):
@@ -73,7 +79,7 @@ def _row(
 ) -> dict[str, Any]:
     longest, span = lengths
     device = choose_device(request.pair.machine.device)
-    weights, cache = float(files), 0.0
+    weights, cache, copies = float(files), 0.0, PROCESS_BYTES
     measured = max(longest, span) + span  # costs are measured around a length, over a span
     of_batches = max(request.batches, default=0) * measured
     for number, model in enumerate(models):
@@ -81,7 +87,9 @@ def _row(
         config = model.config.get_text_config()
         dtype = activation_dtype(held, device, config.dtype)
         width = dtype.itemsize
-        weights += sum(p.numel() for p in model.parameters()) * weight_bytes(held, dtype)
+        size = sum(p.numel() for p in model.parameters()) * weight_bytes(held, dtype)
+        weights += size
+        copies += size * (device.type == "cpu") * (PACKED if size <= PACK_LIMIT else COPIED)
         context = getattr(config, "max_position_embeddings", None) or UNLIMITED
         places = most_places(min(measured, context), context) + of_batches
         cache += places * width * cached_numbers(config)
@@ -92,7 +100,10 @@ def _row(
     logits = COPIES * rows * vocabulary * LOGITS_BYTES
     positions = prompts * request.output.max_new_tokens
     disk = positions * (ROW_BYTES + DRAFTED_BYTES * request.drafts.gamma_max)
-    free = free_bytes(device)
+    free, memory = free_bytes(device), weights + copies + cache + logits
+    probe, begun = torch.ones(1 << 26, device=device), seconds(device)
+    probe.sum().item()
+    read = probe.nbytes / (seconds(device) - begun)  # bytes a second
     free_disk = shutil.disk_usage(nearest_existing(request.out)).free
     return {
         "compression": compression,
@@ -103,9 +114,11 @@ def _row(
         "weights_gib": weights / GIB,
         "cache_gib": cache / GIB,
         "logits_gib": logits / GIB,
-        "memory_gib": (weights + cache + logits) / GIB,
+        "copies_gib": copies / GIB,
+        "memory_gib": memory / GIB,
         "free_gib": None if free is None else free / GIB,
         "disk_gib": disk / GIB,
         "free_disk_gib": free_disk / GIB,
-        "fits": (free is None or weights + cache + logits <= free) and disk <= free_disk,
+        "fits": (free is None or memory <= free) and disk <= free_disk,
+        "minutes": (2 * positions * weights / read + request.costs.cost_seconds) / 60,
     }

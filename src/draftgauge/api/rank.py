@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.bench import bench
-from draftgauge.api.pair import drafter_of, labelled
+from draftgauge.api.pair import drafter_of, labelled, target_of
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
@@ -30,8 +30,8 @@ from draftgauge.fitting.ranking import on_one_target, rank_rows
 from draftgauge.fitting.two_source import FITTED, fitted_to
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import check_engine, load_tokenizer
-from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.registry import NO_DRAFT, make_policy
 from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds
 from draftgauge.replaying.simulate import replay
@@ -64,11 +64,13 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
     """
     given, folders = _given_costs(request), _run_folders(request)
+    target, *others = dict.fromkeys(target_of(_pair_spec(request, drafter)) for drafter in folders)
+    if others:
+        raise DraftgaugeError(f"these drafters are for {target} and {others[0]}: name one target with --target")
+    request = replace(request, target=target)
     choose_prompts(request.prompts)  # what no drafter could use is refused before any is tried
-    tokenizer = load_tokenizer(
-        request.loading.tokenizer or request.target or REFERENCE, request.loading.trust_remote_code
-    )
-    labelled(PairSpec(target=request.target or REFERENCE, compression=(request.compression,)))
+    tokenizer = load_tokenizer(request.loading.tokenizer or target, request.loading.trust_remote_code)
+    labelled(PairSpec(target=target, compression=(request.compression,)))
     check_engine(request.loading.engine)
     choose_device(request.machine.device)
     require_writable(request.out)
@@ -164,6 +166,9 @@ def _not_decoded(trace: Trace, count: int) -> Trace:
 def _run_folders(request: RankRequest) -> dict[str, Path]:
     if (request.out / MANIFEST_NAME).is_file():
         raise TraceError(f"{request.out} holds the run of one drafter, not of several: choose another folder")
+    for drafter in request.drafters:
+        if "/" not in drafter and not Path(drafter).exists() and not drafts_alone(drafter):
+            model_folder(drafter)  # which refuses what can be no model, before hours are spent on the others
     names = {drafter: re.sub(r"[^\w.-]+", "-", drafter).strip("-.") for drafter in request.drafters}
     if len({"", *names.values()}) <= len(names):
         raise DraftgaugeError(f"{', '.join(names)} have no folders of their own in {request.out}: give full paths")
@@ -193,9 +198,9 @@ def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
 
 
 def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
-    pair = PairSpec(target=request.target or REFERENCE, compression=(request.compression,))
+    pair = PairSpec(target=request.target, compression=(request.compression,))
     pair = replace(pair, drafter=drafter) if drafts_alone(drafter) else replace(pair, draft=drafter)
-    return labelled(replace(pair, machine=request.machine, loading=request.loading))
+    return replace(pair, machine=request.machine, loading=request.loading)
 
 
 def _check(request: RankRequest, drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -209,7 +214,7 @@ def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, p
     """Record a drafter, along the outputs of the run ``known`` if there is one, and measure its costs."""
     asked = ProfileRequest(
         out=run,
-        pair=_pair_spec(request, drafter),
+        pair=labelled(_pair_spec(request, drafter)),
         prompts=request.prompts,
         output=request.output,
         drafts=request.drafts,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftgauge.api.costs import measured
+from draftgauge.api.costs import keep_costs, measured
 from draftgauge.api.pair import Pair, drafter_of, load_pair, sampling_of
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.api.requests import ProfileRequest
@@ -172,6 +172,8 @@ def measure_pair(
         sampling=sampling_of(request.sampling, pair.target_name),
     )
     curve = measured(pair, plan, request.randomness.seed, progress)
+    if not curve.doubt():
+        keep_costs(pair, curve, plan.sampling)
     experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
     curve = replace(curve, pair=pair_fingerprint(Manifest.load(run)), experts=experts)
     with suppress(TraceError):  # what batches cost is kept until it is measured again

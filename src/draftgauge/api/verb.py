@@ -14,7 +14,7 @@ from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
 from draftgauge.core.interrupts import sigterm_interrupts
 from draftgauge.core.load import watched_load
 from draftgauge.core.locks import in_turn
-from draftgauge.core.progress import in_notebook, notebook_bars
+from draftgauge.core.progress import python_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.settings import make_request, settings_of
 from draftgauge.core.table import Rows
@@ -35,7 +35,7 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
 
     ``profile(ProfileRequest(out=Path("runs/x")))`` and ``profile(out="runs/x")`` are the same, and ``prompts`` may be a
     list of texts, or of dicts with the keys of a prompt file. The function's own further parameters are keyword-only
-    (``progress``, in a notebook bars if left out). A list of dicts is returned as
+    (``progress``, bars if left out). A list of dicts is returned as
     :class:`~draftgauge.core.table.Rows`.
     """
 
@@ -47,8 +47,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
         @sigterm_interrupts()
         def call(*arguments: Any, **keywords: Any) -> Any:
             further = {name: keywords.pop(name) for name in own if name in keywords}
-            if "progress" in own and "progress" not in further and in_notebook():
-                further["progress"] = notebook_bars()
+            if "progress" in own and "progress" not in further:
+                further["progress"] = python_bars()
             if isinstance(keywords.get("prompts"), list | tuple):
                 keywords["prompts"] = write_prompts(keywords["prompts"], cache_folder() / "prompts")
             if loaded is not None and arguments and isinstance(arguments[0], loaded):

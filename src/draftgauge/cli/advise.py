@@ -9,6 +9,7 @@ from draftgauge.cli.console import say, show_table
 
 COLUMNS = {
     "setting": "setting",
+    "advised": "advised",
     "speedup": "x plain [95%]",
     "tokens_per_step": "tokens/step",
     "acceptance_rate": "acceptance",

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
-from draftgauge.cli.console import by_target, console, label, progress, show_table, show_verdicts, source_columns
+from draftgauge.cli.console import by_target, console, label, progress, say, show_table, show_verdicts, source_columns
 from draftgauge.core.load import describe_load, machine_load
 
 COLUMNS = {
     "policy": "policy",
+    "recommended": "advised",
     "ratio_to_plain": "x plain [95%]",
     "tokens_per_second": "tokens/s",
     "tokens_per_step": "tokens/step",
@@ -42,7 +43,11 @@ def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[
         prompts = ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
     else:
         prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
-    show_table(f"All tasks together, {prompts}, live", pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
+    columns = by_target(pooled, COLUMNS | source_columns(pooled))
+    show_table(f"All tasks together, {prompts}, live", pooled, columns)
+    if differing := max((row.get("mismatched_prompts", 0) for row in pooled), default=0):
+        cause = "half precision and int8 round otherwise in passes of several tokens, so near-ties fall differently"
+        say(f"Up to {differing} outputs differ from plain decoding's: {cause}. In float32 they are the same.")
     console.print(describe_load(machine_load()), highlight=False)
     show_verdicts(pooled)
     return rows

@@ -75,7 +75,7 @@ EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 AGAIN = 2.0  # seconds in which further presses of Ctrl-C count as one
-SILENCE = 30.0  # seconds without a line of progress where no bar is seen, at most
+FIRST, SILENCE = 5.0, 30.0  # seconds without a line of progress where no bar is seen, at first and then
 GAP, EDGES = 3, -1  # characters behind every column of a table; the last has 2 and not 3
 SHARES = ("captured", "first_accepted", "acceptance_rate", "cost_ratio", "hindsight_gain")
 GAINS = ("gain", "gain_over_rival", "gain_over_lookup")
@@ -239,7 +239,7 @@ def progress() -> Iterator[Progress]:
     )
     display = bars.Progress(*columns, console=errors, transient=not errors.is_terminal)
     tasks: dict[str, Any] = {}
-    written, shown = time.monotonic(), ""
+    written, shown = time.monotonic() + FIRST - SILENCE, ""
 
     def advance(what: str, done: int, total: int) -> None:
         nonlocal written, shown
@@ -377,8 +377,8 @@ def _format(key: str, values: Iterable[Any]) -> Callable[[Any], str]:
     def shown(value: Any) -> str:
         if value is None or value != value:
             return ""
-        if isinstance(value, str):
-            return value
+        if isinstance(value, str | bool):
+            return {True: "yes", False: "no"}.get(value, value)
         return f"{value / 1e6:.1f}M" if millions else form.format(value)
 
     return shown

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from draftgauge.api.requests import ExportRequest
 from draftgauge.cli.console import named, say, show_table
 
 COLUMNS = named("format", "tensors", "parameters") | {"depths": "trained for"} | named("target")
-SERVED = {"eagle3": {"vLLM": "vllm", "SGLang": "sglang"}, "dflash": {"vLLM": "vllm"}}
 
 
 def export(request: ExportRequest) -> list[dict[str, Any]]:
@@ -27,14 +25,10 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 def serving_commands(row: dict[str, Any]) -> dict[str, str]:
     """How engines are started with a checkpoint, by engine; drafts as long as it was trained for."""
     from draftgauge.policies.registry import FIXED
-    from draftgauge.serving.engines import Deployment, engine_of
+    from draftgauge.serving.engines import ENGINES, Deployment
 
-    target, length = row["target"] or "TARGET", row["depths"] or 1
-    deployment, served = Deployment(target, row["folder"], row["format"]), SERVED[row["format"]]
-    commands = {title: engine_of(name).flags(f"{FIXED}{length}", deployment) for title, name in served.items()}
-    if row["format"] == "eagle3" and row["llama_cpp_lacks"] is None:
-        convert = ["python", "convert_hf_to_gguf.py", row["folder"], "--target-model-dir", target]
-        server = ["llama-server", "--model", "TARGET.gguf", "--spec-type", "draft-eagle3", "--spec-draft-model"]
-        server += ["DRAFTER.gguf", "--spec-draft-n-max", str(length)]
-        commands["llama.cpp"] = f"{shlex.join([*convert, '--outfile', 'DRAFTER.gguf'])} && {shlex.join(server)}"
-    return commands
+    deployment = Deployment(row["target"] or "TARGET", row["folder"], row["format"])
+    engines = [engine for engine in ENGINES.values() if row["format"] in engine.exported]
+    if row["llama_cpp_lacks"]:
+        engines.remove(ENGINES["llama-server"])
+    return {engine.name: engine.flags(f"{FIXED}{row['depths'] or 1}", deployment) for engine in engines}

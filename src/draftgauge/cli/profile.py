@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Any
 
 from draftgauge.api.requests import ProfileRequest
-from draftgauge.cli.console import by_target, console, named, progress, say, show_table, warn
+from draftgauge.cli.console import by_target, console, named, progress, say, show_table, show_verdicts, warn
 
 COLUMNS = named("task", "prompts") | {
     "mean_accepted": "tokens accepted of the longest draft",
@@ -23,11 +23,13 @@ PLAN_COLUMNS = {
     "weights_gib": "weights GiB",
     "cache_gib": "keys, values GiB",
     "logits_gib": "logits GiB",
+    "copies_gib": "copies, libraries GiB",
     "memory_gib": "memory GiB",
     "free_gib": "free",
     "disk_gib": "disk GiB",
     "free_disk_gib": "free",
     "fits": "fits",
+    "minutes": "about minutes",
 }
 
 
@@ -54,6 +56,9 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
                 f"the costs of {compression} are not to be trusted, {doubt}: run the same command again with "
                 "--measure, a larger --cost-seconds and nothing else on the machine"
             )
+    from draftgauge.api.replay import replay
+
+    show_verdicts(replay(request.out))
     out = quote(str(request.out))
     say(f"Next: draftgauge replay {out}   or   draftgauge report {out}")
     return rows

@@ -83,7 +83,7 @@ def say_how_to_fit(settings: Sequence[str]) -> None:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    level = "level" if row["level"] and row["gain"] != 0 else ""
+    level = "level" if row["level"] and row["rank"] > 1 else ""
     rates = [row.get(f"alpha_{depth}") for depth in range(1, SHOWN_DEPTHS + 1)]
     acceptance = " ".join(f"{rate:.2f}" for rate in rates if rate is not None)
     return dict(row) | {"levelled": level, "acceptance": acceptance}

@@ -10,6 +10,7 @@ from draftgauge.cli.rank import say_how_to_fit
 
 COLUMNS = {
     "policy": "policy",
+    "recommended": "advised",
     "ratio_to_plain": "x plain",
     "gain": "gain [95%]",
     "tokens_per_second": "modelled tokens/s",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class DraftgaugeError(ValueError):
     """Something the user can put right: a bad argument, file, model pair or folder."""
@@ -42,6 +45,11 @@ class ModelError(DraftgaugeError):
 
 class DivergenceError(DraftgaugeError):
     """A training whose loss is no finite number any more."""
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """The known name that one may have been meant for, as a question; empty if none is alike."""
+    return "".join(f"did you mean {alike}? " for alike in get_close_matches(str(name), list(known), 1))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,20 +13,15 @@ def silent(what: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
-def in_notebook() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
-
-
-def notebook_bars() -> Progress:
-    """A bar for everything that is being done."""
+def python_bars() -> Progress:
+    """A bar for everything that is being done, in notebooks and scripts."""
     from tqdm.auto import tqdm
 
     bars: dict[str, Any] = {}
 
     def advance(what: str, done: int, total: int) -> None:
         if what not in bars:
-            bars[what] = tqdm(desc=what, total=total)
+            bars[what] = tqdm(desc=what, total=total, mininterval=1.0)
         bars[what].update(done - bars[what].n)
         if done >= total:
             bars[what].close()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from shutil import get_terminal_size
 from typing import Any
 
 from draftgauge.core.errors import MissingLibraryError
+
+LEADING = ("policy", "setting", "drafter", "ratio_to_plain", "speedup", "gain", "tokens_per_second", "tokens_per_step")
 
 
 class Rows(list[dict[str, Any]]):
@@ -29,9 +32,26 @@ class Rows(list[dict[str, Any]]):
             raise MissingLibraryError("rows become a DataFrame by pandas: pip install pandas") from error
         return pandas.DataFrame(list(self))
 
-    def _repr_html_(self) -> str:
+    def _shown(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows of all tasks together, and the columns that say something of them."""
         shown = [row for row in self if row.get("task", "all") == "all"] or list(self)
-        keys = [key for key in dict.fromkeys(key for row in shown for key in row) if _says_something(shown, key)]
+        every = dict.fromkeys(key for row in shown for key in row)
+        return shown, [key for key in every if _says_something(shown, key)]
+
+    def __str__(self) -> str:
+        """A table of what fits into a terminal, without what is the same in every row, and the verdict."""
+        shown, every = self._shown()
+        lines, room = [""] * (len(shown) + 1), get_terminal_size().columns
+        for key in dict.fromkeys(key for key in (*LEADING, *every) if key in every):
+            cells = [key.replace("_", " "), *(_cell(row, key) for row in shown)]
+            width = max(map(len, cells)) + 2
+            if len({*cells}) > 2 or len(shown) == 1 or not lines[0]:
+                room -= width
+                lines = [line + cell.ljust(width) for line, cell in zip(lines, cells, strict=True) if room > 0] or lines
+        return "\n".join([*map(str.rstrip, lines), *filter(None, [self.verdict])])
+
+    def _repr_html_(self) -> str:
+        shown, keys = self._shown()
         head = "".join(f"<th>{escape(key.replace('_', ' '))}</th>" for key in keys)
         lines = ("".join(f"<td>{escape(_cell(row, key))}</td>" for key in keys) for row in shown)
         verdict = f"<p><b>{escape(self.verdict)}</b></p>" if self.verdict else ""

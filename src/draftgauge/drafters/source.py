@@ -19,7 +19,7 @@ from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, meant
 from draftgauge.core.extensions import import_others
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
@@ -166,8 +166,8 @@ def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
             return kind.name, drafter
     named = ", ".join(kind.name for kind in kinds.values() if not kind.self_describing)
     folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
-    folder_kind = other_kind(Path(drafter))
+    folder_kind, alike = other_kind(Path(drafter)), meant(drafter, (*kinds, *SHORT_NAMES))
     raise DraftgaugeError(
-        f"unknown drafter {str(drafter)!r}: choose {named}, or give {folders}; {drafter} is {folder_kind or 'not one'}"
-        " (a draft model is given with --draft)"
+        f"unknown drafter {str(drafter)!r}: {alike}choose {named}, or give {folders}; {drafter} is "
+        f"{folder_kind or 'not one'} (a draft model is given with --draft)"
     )

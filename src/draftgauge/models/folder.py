@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,19 @@ from typing import Any
 from transformers.utils import cached_file
 
 from draftgauge.core.artefacts import read_json
-from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
-from draftgauge.models.reference import resolve_source
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, meant
+from draftgauge.models.reference import REFERENCE, resolve_source
 
+WORDS = (REFERENCE, "lookup")  # where the name of a model may stand
 INDEX = "model.safetensors.index.json"
 _MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one
 _POINTER = b"version https://git-lfs"
+_OBJECTS = "text_config transformer_layer_config dflash_config eagle_config rope_parameters rope_scaling verifier"
+_TYPES: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
+    "a list of names": (("architectures", "layer_types"), lambda v: type(v) is list and all(type(n) is str for n in v)),
+    "an object of settings": ((*_OBJECTS.split(), "speculators_config"), lambda value: isinstance(value, Mapping)),
+    "a name": (("model_type", "speculators_model_type", "hidden_act"), lambda value: isinstance(value, str)),
+}
 _READ_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
@@ -33,6 +40,10 @@ def model_folder(source: str | Path) -> str | Path:
         if looks_local:
             hint = "give the folder that save_pretrained wrote, or a model id of the hub"
             raise ModelError(f"there is no model folder {source}: {hint}")
+        if "/" not in source:
+            raise ModelError(
+                f"{source} is no folder here; {meant(source, WORDS)}a model of the hub is named owner/name"
+            )
         return source
     kind = other_kind(folder)
     if kind is not None:
@@ -65,7 +76,7 @@ def other_kind(folder: Path) -> str | None:
             f"an adapter (LoRA or the like) of {base}, not a whole model: merge the two (peft's merge_and_unload, "
             "then save_pretrained) and give that folder"
         )
-    if (folder / "config.json").is_file() and is_drafter_checkpoint(read_mapping(folder / "config.json")):
+    if (folder / "config.json").is_file() and is_drafter_checkpoint(read_settings(folder / "config.json")):
         return "a drafter of hidden states (EAGLE, DFlash or the like), no language model: give it as --drafter"
     return None
 
@@ -128,6 +139,23 @@ def read_mapping(path: Path, remedy: str = "copy the model again") -> dict[str, 
     if not isinstance(value, dict):
         raise ModelError(f"{path} is damaged: it must hold a JSON object, not {type(value).__name__}; {remedy}")
     return value
+
+
+def read_settings(path: Path, remedy: str = "copy the model again") -> dict[str, Any]:
+    """A ``config.json``, its types checked."""
+    settings = read_mapping(path, remedy)
+    check_types(settings, path)
+    return settings
+
+
+def check_types(settings: Mapping[str, Any], where: str | Path) -> None:
+    """Refuse settings, at any depth, that are no lists of names, no objects or no text where such belong."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            check_types(value, where)
+        for wanted, (names, fits) in _TYPES.items():
+            if name in names and value is not None and not fits(value):
+                raise ModelError(f"{where}: {name} must be {wanted}, not {value!r}: is config.json whole?")
 
 
 def _advice(error: Exception) -> str:

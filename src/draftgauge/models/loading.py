@@ -32,7 +32,7 @@ from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.engines.modules_model import ModulesModel
 from draftgauge.models.engines.static import StaticModel
-from draftgauge.models.folder import check_index, explained, model_folder
+from draftgauge.models.folder import check_index, check_types, explained, model_folder
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.transformers_calls import no_bars
 
@@ -148,6 +148,7 @@ def _declared(source: str | Path) -> Mapping[str, Any]:
     config, _ = _from_pretrained(PreTrainedConfig, source, "get_config_dict")
     if not isinstance(config, Mapping):
         raise ModelError(f"the config.json of {source} is damaged: it must hold a JSON object; copy the model again")
+    check_types(config, f"the config.json of {source}")
     return config
 
 

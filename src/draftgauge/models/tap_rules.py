@@ -27,7 +27,9 @@ def default_taps(layers: int) -> tuple[int, ...]:
 def specforge_taps(layers: int) -> tuple[int, ...]:
     """Layers 1, L // 2 - 1 and L - 4 of ``layers``, whose outputs EAGLE-3 (arXiv 2503.01840) and SpecForge take."""
     if layers < EAGLE_LAYERS:
-        raise ModelError(f"the taps of SpecForge are for targets of {EAGLE_LAYERS} layers or more, not {layers}")
+        raise ModelError(
+            f"the layers that EAGLE-3 and SpecForge read are of targets of {EAGLE_LAYERS} layers or more, not {layers}"
+        )
     return (1, layers // 2 - 1, layers - 4)
 
 

@@ -7,14 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from draftgauge.core.compressions import UNCOMPRESSED, held_as
 from draftgauge.core.config import convert, type_name
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, meant
 from draftgauge.policies.base import Policy
 from draftgauge.policies.checks import require_costs
 from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX, is_fitted, load_fitted, policy_of_file
@@ -149,9 +148,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     if others:
         raise DraftgaugeError(f"{spec!r} names more than one policy: give {others[0]} by itself")
     if name not in POLICIES:
-        alike = get_close_matches(name, POLICIES, 1)
-        meant = f"did you mean {alike[0]}? " if alike else ""
-        raise DraftgaugeError(f"unknown policy {name!r}; {meant}known: {', '.join(sorted(POLICIES))}")
+        raise DraftgaugeError(f"unknown policy {name!r}; {meant(name, POLICIES)}known: {', '.join(sorted(POLICIES))}")
     if colon and not rest:
         raise DraftgaugeError(f"{spec!r}: nothing follows the colon; {usage(name)}")
     parameters = POLICIES[name].settable

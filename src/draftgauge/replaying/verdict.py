@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
 from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
 from draftgauge.replaying.rows import sum_by_prompt
+from draftgauge.replaying.settling import MORE, needed, with_longer_costs, with_more
 from draftgauge.replaying.simulate import Replay
 from draftgauge.replaying.splits import MIN_PROMPTS
 from draftgauge.statistics.bootstrap import TEST_RESAMPLES
@@ -37,6 +38,7 @@ class Verdict:
         command: that recorded the run, or decoded.
         text_only: whether the setting takes no token of the draft model.
         lookup: speed-up of looking tokens up alone (policy ``lookup``), where it was tried.
+        fastest, top: the policy of the highest speed-up, and that one, where it is not the setting.
     """
 
     setting: str
@@ -51,6 +53,8 @@ class Verdict:
     live: bool = False
     text_only: bool = False
     lookup: float | None = None
+    fastest: str = ""
+    top: float = 0.0
 
     @property
     def speculate(self) -> bool:
@@ -60,21 +64,26 @@ class Verdict:
     def unknown(self) -> str:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
         typed = self.command.startswith("draftgauge ")  # else Python's
-        again = f"To settle it, run `{self.command}` again with" if typed else "What would settle it:"
         if self.doubt:
-            costs = "--measure, --cost-seconds 60" if typed else "costs measured anew (measure, cost_seconds 60)"
-            return f"the costs are not to be trusted, {self.doubt}. {again} {costs} and nothing else on the machine"
-        longer = ", or a longer --seconds where these ran out" if "--seconds" in self.command else ""
-        elsewhere = (" and another --out" if typed and not self.live else "") + longer
-        more = f"{again} more {self.unit}{elsewhere}"
-        if self.prompts < MIN_PROMPTS:
-            done = "decoded" if self.live else "recorded"
-            return f"{self.prompts} of at least {MIN_PROMPTS} {self.unit} are {done}. {more}"
-        if self.low is None or self.high is None:
-            return f"the prompts are turns of one conversation. {again} more conversations{elsewhere}"
-        if self.low <= 1 <= self.high and self.drafting:
-            return f"the interval reaches both sides of plain decoding. {more}"
-        return ""
+            again = f"To settle it, run `{with_longer_costs(self.command)}`" if typed else "What would settle it:"
+            costs = "" if typed else " costs measured anew (measure, cost_seconds 60)"
+            return f"the costs are not to be trusted, {self.doubt}. {again}{costs} with nothing else on the machine"
+        least, have, unit = MIN_PROMPTS, self.prompts, self.unit
+        if level := self.low is not None and self.high is not None and self.low <= 1 <= self.high:
+            least = max(least, needed(have, self.speedup, self.low or 0.0, self.high or 0.0))
+        if have < MIN_PROMPTS:
+            reason = f"{have} of at least {MIN_PROMPTS} {unit} are {'decoded' if self.live else 'recorded'}"
+        elif self.low is None or self.high is None:
+            reason, have, unit = "the prompts are turns of one conversation", 1, "conversations"
+        elif level and self.drafting:
+            reason = "the interval reaches both sides of plain decoding"
+        else:
+            return ""
+        if not typed:
+            return f"{reason}. What would settle it: about {least} {unit}"
+        again = with_more(self.command, have, least)
+        of_them = f", where {MORE} has as many" if MORE in again else ""
+        return f"{reason}. To settle it, {'decode' if self.live else 'record'} about {least} {unit}: `{again}`{of_them}"
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" (95%: {self.low:.2f}x to {self.high:.2f}x)"
@@ -82,12 +91,17 @@ class Verdict:
         figure = f"{self.speedup:.2f}x plain decoding{interval}, {how} on {self.prompts} {self.unit}"
         if self.speculate:
             known = f"Draft with {self.setting}: {figure}."
+            if self.fastest.startswith(FIXED):
+                known += f" Of all lengths tried here {self.fastest} happens to be faster ({self.top:.2f}x)."
+            elif self.fastest:
+                known += f" It is level with the fastest, {self.fastest} ({self.top:.2f}x), and simpler."
             if self.text_only:
                 known += " All that it proposes is looked up in the text; the draft model is not used."
             if self.lookup is not None and self.setting != LOOKUP:
                 known += f" Without a draft model, the rule {LOOKUP} reaches {self.lookup:.2f}x."
         elif self.drafting:
-            known = f"Do not draft: the fastest policy, {self.drafting}, reaches {figure}."
+            reaches = "reaches" if round(self.speedup, 2) < 1 else "is level with not drafting, at"
+            known = f"Do not draft: the fastest policy, {self.drafting}, {reaches} {figure}."
         else:
             known = "Do not draft: no policy that drafts was tried."
         return f"Not known yet: {self.unknown}. So far: {known}" if self.unknown else known
@@ -102,12 +116,11 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
         command, live: as of :class:`Verdict`.
     """
     chosen = next(row for row in rows if row["recommended"])
-    shown = chosen
-    if chosen["policy"] in NOT_DRAFTING:
-        others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
-        shown = max(others, key=lambda row: row["ratio_to_plain"], default=chosen)
+    others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
+    fastest = max(others, key=lambda row: row["ratio_to_plain"], default=chosen)
+    shown = fastest if chosen["policy"] in NOT_DRAFTING else chosen
     drafting = "" if shown["policy"] in NOT_DRAFTING else shown["policy"]
-    low, high = (shown[f"ratio_to_plain_{end}"] for end in ("low", "high"))
+    low, high = (shown.get(f"ratio_to_plain_{end}") for end in ("low", "high"))
     if low is None or low != low or shown["prompts"] == 1:
         low = high = None
     return Verdict(
@@ -122,6 +135,8 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
         live=live,
         text_only=bool(chosen.get("appended_per_step")) and not chosen.get("drafted_per_step"),
         lookup=next((row["ratio_to_plain"] for row in rows if row["policy"] == LOOKUP), None),
+        fastest=fastest["policy"] if fastest["ratio_to_plain"] > chosen["ratio_to_plain"] else "",
+        top=fastest["ratio_to_plain"],
     )
 
 

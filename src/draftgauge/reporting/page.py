@@ -13,12 +13,12 @@ from markupsafe import Markup
 from draftgauge.core.errors import TraceError
 from draftgauge.core.printable import speed
 from draftgauge.policies.fitted import FITTED_SUFFIX
-from draftgauge.policies.registry import FIXED
+from draftgauge.policies.registry import FIXED, NO_DRAFT
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.batch_rows import batch_rows, shown_rows
 from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS
 from draftgauge.replaying.splits import MIN_PROMPTS
-from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, line_chart
+from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import (
     Columns,
     Facts,
@@ -33,16 +33,16 @@ from draftgauge.reporting.layout import (
 )
 from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
-from draftgauge.reporting.style import Series, ratio, signed
+from draftgauge.reporting.style import Series, ratio, series, signed
 from draftgauge.serving.advice import flags_of
-from draftgauge.serving.engines import ENGINES, GGUF, deployment_of, setting_length
+from draftgauge.serving.engines import ENGINES, deployment_of
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 
 TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known
 BUNDLED = "reference"
 PLAIN, BOUND, LIVE = Series("muted", (1.2, 1.8)), Series("green", (6, 2)), Series("vermillion", (), "D")
-MODELLED, RULES, STEP = Series("blue", (), "o"), Series("purple", (), "s"), Series("ink")
+MODELLED, STEP = Series("blue", (), "o"), Series("ink")
 BATCH_COLUMNS: Columns = {
     "batch": ("requests at once", str),
     "gamma": ("best length", str),
@@ -72,7 +72,8 @@ def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str
         raise TraceError(f"several of these runs have the same compression: give one run ({each}); {beside}")
     lengths = sorted({best_length(run.fixed(), 1) for run in runs})
     judged = dict.fromkeys(row["policy"] for run in runs for row in policy_rows(run, ALL_TASKS, lengths))
-    facts = [_facts(run) for run in runs]
+    facts, names = [_facts(run) for run in runs], [run.name if len(runs) > 1 else "" for run in runs]
+    told = list(zip(names, runs, strict=True))
     shared = tuple(fact for fact in facts[0] if all(fact in own for own in facts))
     values = {
         "pairs": list(dict.fromkeys(_pair(run.manifest) for run in runs)),
@@ -80,20 +81,22 @@ def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str
         "prompts": max(len(run.trace.prompts) for run in runs),
         "split": runs[0].split,
         "advice": [advise(run) for run in runs],
-        "acceptance": [(run.name, _acceptance_chart(run)) for run in runs],
+        "choices": _choices_chart(runs[0], lengths) if len(runs) == 1 else "",
+        "acceptance": [(name, _acceptance_chart(run)) for name, run in told],
         "min_positions": MIN_POSITIONS,
-        "speed": [(run.name, [(task, speed_chart(run, task)) for task in run.tasks]) for run in runs],
-        "cost": [(run.name, run.cost, _cost_chart(run)) for run in runs],
+        "speed": [(name, [(task, speed_chart(run, task)) for task in run.tasks]) for name, run in told],
+        "cost": [(name, run.cost, _cost_chart(run)) for name, run in told],
         "batches": [
-            table_of(shown_rows(batch_rows(run.trace, run.cost, run.cost.batched.batches)), BATCH_COLUMNS, run.name)
-            for run in runs
+            table_of(shown_rows(batch_rows(run.trace, run.cost, run.cost.batched.batches)), BATCH_COLUMNS, name)
+            for name, run in told
             if run.cost.batched is not None and run.trace.sampled is None
         ],
         "ranked": ranked_section(ranked) if ranked else None,
         "least": MIN_PROMPTS,
+        "few": [task for task in runs[0].tasks if runs[0].rows[task, NO_DRAFT]["prompts"] < MIN_PROMPTS],
         "bounds": BOUNDS,
-        "heat": [(run.name, heat_map(run, lengths)) for run in runs],
-        "tables": [(run.name, [policy_table(run, task, lengths) for task in run.tasks]) for run in runs],
+        "heat": [(name, heat_map(run, lengths)) for name, run in told if len(run.trace.prompts) >= MIN_PROMPTS],
+        "tables": [(name, [policy_table(run, task, lengths) for task in run.tasks]) for name, run in told],
         "meanings": [(_title(policy), text) for policy in judged if (text := describe(policy))],
         "has_live": any("live_ratio" in row for run in runs for row in run.rows.values()),
         "facts": (*report_facts(), *shared),
@@ -109,27 +112,23 @@ def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str
 def advise(run: Run) -> dict[str, Any]:
     """What the top of the page says of one compression.
 
-    ``live`` holds the speeds that were measured with the policy of the verdict: of all tasks together, else of each.
     ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of drafting one token over verifying one,
     ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
     each with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
     """
     fixed = run.fixed()
     gamma = best_length(fixed, 1)
-    pays = fixed[gamma]["ratio_to_plain"] > 1
     verify = run.cost.verify[len(run.cost.contexts) // 2]
-    measured = {task: run.rows.get((task, run.verdict.drafting), {}).get("live_ratio") for task in run.tasks}
-    live = [value for value in ([measured[ALL_TASKS]] if measured[ALL_TASKS] else measured.values()) if value]
     by_task = [(task, run.fixed(task)) for task in run.tasks[1:]]
     return {
         "name": run.name,
         "verdict": run.verdict,
-        "live": sorted(live),
+        "other": run.other,
         "gamma": gamma,
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
-        "flags": _flags(run, gamma * pays) if run.verdict.speculate and not run.verdict.unknown else [],
+        "flags": _flags(run) if run.verdict.speculate and not run.verdict.unknown else [],
         "tasks": [
             (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
             for task, own in by_task
@@ -138,21 +137,18 @@ def advise(run: Run) -> dict[str, Any]:
     }
 
 
-def _flags(run: Run, gamma: int) -> list[tuple[str, str]]:
-    """By engine; the best fixed length where it runs no policies, and nothing of the bundled pair, which none knows."""
+def _flags(run: Run) -> list[tuple[str, str]]:
+    """By engine, of those that the run's own costs hold for; nothing of the bundled pair, which none knows."""
     manifest = run.manifest
     if manifest.target.source == BUNDLED:
         return []
-    flags = list[tuple[str, str]]()
     deployment = deployment_of(manifest, run.folder / COSTS_NAME)
-    files = manifest.target.source.endswith(GGUF)  # which the others do not run as they are
-    for name in ("gguf", "llama-server") if files else ("transformers", "vllm", "sglang", "llama-server"):
-        engine = ENGINES[name]
-        if not engine.drafters or manifest.drafter in engine.drafters:
-            runs_it = engine.policies or setting_length(run.verdict.setting) is not None
-            setting = run.verdict.setting if runs_it else f"{FIXED}{gamma}" if gamma else "plain"
-            flags.append((name, flags_of(engine, setting, deployment, run.folder, run.split)))
-    return flags
+    priced = [engine for engine in ENGINES.values() if engine.loop and engine.priced_by(manifest.target.engine)]
+    return [
+        (engine.name, flags_of(engine, run.verdict.setting, deployment, run.folder, run.split))
+        for engine in priced[1:]  # the first is draftgauge's own command line
+        if not engine.drafters or manifest.drafter in engine.drafters
+    ]
 
 
 def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
@@ -166,9 +162,25 @@ def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
 
 
 def heat_map(run: Run, lengths: Sequence[int]) -> list[tuple[str, list[Row]]]:
-    """Every policy that was replayed, in the order to show, with its row of each task."""
+    """Every policy that was replayed, in the order to show, with its row of each task that has enough prompts."""
+    tasks = [task for task in run.tasks if run.rows[task, NO_DRAFT]["prompts"] >= MIN_PROMPTS]
     policies = [row["policy"] for row in policy_rows(run, ALL_TASKS, lengths) if "gain" in row]
-    return [(_title(policy), [run.rows[task, policy] for task in run.tasks]) for policy in policies]
+    return [(_title(policy), [run.rows[task, policy] for task in tasks]) for policy in policies]
+
+
+def _choices_chart(run: Run, lengths: Sequence[int]) -> Markup:
+    """Speed over plain decoding of the policies, as the verdict knows it, from the fastest to the slowest."""
+    modelled, live = (
+        ("ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high"),
+        ("live_ratio", "live_low", "live_high"),
+    )
+    keys = live if run.verdict.live else modelled
+    rows = [row for row in policy_rows(run, ALL_TASKS, lengths) if keys[0] in row and row["policy"] not in BOUNDS]
+    shown = sorted(rows, key=lambda row: -row[keys[0]])
+    at, low, high = ([float(row.get(key, np.nan)) for row in shown] for key in keys)
+    estimates = list(zip([_title(row["policy"]) for row in shown], at, low, high, strict=True))
+    styles = [LIVE if row["policy"] == run.verdict.setting else MODELLED for row in shown]
+    return interval_chart("choices", "times plain decoding; what is advised is marked", estimates, styles)
 
 
 def _title(spec: str) -> str:
@@ -197,15 +209,11 @@ def speed_chart(run: Run, task: str) -> Markup:
         y = [row["live_ratio"] for _, row in live]
         low, high = ([float(row.get(f"live_{end}") or row["live_ratio"]) for _, row in live] for end in ("low", "high"))
         lines.append(Line("live", [gamma for gamma, _ in live], y, low, high, style=LIVE, joined=False))
-    rules = [
-        row
-        for (of, policy), row in run.rows.items()
-        if of == task and row.get("drafted_per_step") and policy not in BOUNDS and not policy.startswith(FIXED)
-    ]
-    if rules:
-        columns = ("drafted_per_step", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high")
-        x, y, low, high = (np.array([row[key] for row in rules], float).tolist() for key in columns)
-        lines.append(Line("rules", x, y, low, high, style=RULES, joined=False))
+    columns = ("drafted_per_step", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high")
+    for (of, policy), row in run.rows.items():
+        if of == task and row.get("drafted_per_step") and policy not in BOUNDS and not policy.startswith(FIXED):
+            style = series(len(lines))
+            lines.append(Line(_title(policy), *([row[key]] for key in columns), style=style, joined=False))
     bound = next(run.rows[task, name]["ratio_to_plain"] for name in reversed(BOUNDS) if (task, name) in run.rows)
     frame = Axes(
         "drafted tokens per step, \N{GREEK SMALL LETTER GAMMA}",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import pyplot
 
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.replaying.evaluate import ALL_TASKS
 from draftgauge.reporting.style import LIGHT
-from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.costs import CostCurve, run_costs
+from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 
 KINDS = {"accepted": "green", "corrected": "vermillion", "bonus": "blue", "plain": "muted"}  # of tokens, by colour
@@ -20,6 +23,8 @@ TOKENS_SHOWN = 160
 
 def speed(rows: Sequence[Mapping[str, Any]], task: str = ALL_TASKS, axes: Any = None) -> Any:
     """Speed over plain decoding with its interval, a line for each policy; ``rows`` of ``replay`` or ``bench``."""
+    if isinstance(rows, str | Path):
+        raise DraftgaugeError(f"speed draws rows: give draftgauge.replay({str(rows)!r})")
     shown = sorted((row for row in rows if row.get("task") == task), key=lambda row: float(row["ratio_to_plain"]))
     axes = axes or pyplot.subplots(figsize=(6, 0.6 + 0.28 * len(shown)))[1]
     for place, row in enumerate(shown):
@@ -31,10 +36,13 @@ def speed(rows: Sequence[Mapping[str, Any]], task: str = ALL_TASKS, axes: Any = 
     return axes
 
 
-def acceptance(trace: Trace, axes: Any = None) -> Any:
-    """The chance that the token drafted at each depth is accepted, given that all before it were; a line a task."""
+def acceptance(trace: Trace | str | Path, axes: Any = None) -> Any:
+    """The chance that the token drafted at each depth is accepted, given that all before it were; a line a task.
+
+    A run's folder may stand for its trace, here and in the others.
+    """
     axes = axes or pyplot.subplots()[1]
-    rows = [row for row in acceptance_by_depth(trace) if row["rate"] is not None]
+    rows = [row for row in acceptance_by_depth(_trace_of(trace)) if row["rate"] is not None]
     for task in dict.fromkeys(row["task"] for row in rows):
         own = [row for row in rows if row["task"] == task]
         axes.plot([row["depth"] for row in own], [row["rate"] for row in own], marker="o", label=task)
@@ -44,9 +52,10 @@ def acceptance(trace: Trace, axes: Any = None) -> Any:
     return axes
 
 
-def costs(curve: CostCurve, axes: Any = None) -> Any:
+def costs(curve: CostCurve | str | Path, axes: Any = None) -> Any:
     """Milliseconds of drafting and of verifying by tokens drafted, a line for each context length."""
     axes = axes or pyplot.subplots()[1]
+    curve = curve if isinstance(curve, CostCurve) else run_costs(Path(curve))
     for name, table, style in (("verify", curve.verify, "-"), ("draft", curve.draft, "--")):
         for context, seconds in zip(curve.contexts, table, strict=True):
             axes.plot(1e3 * np.asarray(seconds), style, label=f"{name}, {context} tokens of context")
@@ -56,9 +65,9 @@ def costs(curve: CostCurve, axes: Any = None) -> Any:
     return axes
 
 
-def timeline(trace: Trace, prompt: int = 0, gamma: int = 4, axes: Any = None) -> Any:
+def timeline(trace: Trace | str | Path, prompt: int = 0, gamma: int = 4, axes: Any = None) -> Any:
     """How the start of one output comes about in steps of ``gamma`` drafted tokens: a bar a step, a block a token."""
-    axes = axes or pyplot.subplots(figsize=(8, 2))[1]
+    axes, trace = axes or pyplot.subplots(figsize=(8, 2))[1], _trace_of(trace)
     start, end = trace.offsets[prompt : prompt + 2].tolist()
     row, number = start, 0
     while row < end and row - start < TOKENS_SHOWN:
@@ -74,3 +83,7 @@ def timeline(trace: Trace, prompt: int = 0, gamma: int = 4, axes: Any = None) ->
     axes.set_xlabel("step")
     axes.set_ylabel("tokens")
     return axes
+
+
+def _trace_of(run: Trace | str | Path) -> Trace:
+    return run if isinstance(run, Trace) else read_trace(Path(run))

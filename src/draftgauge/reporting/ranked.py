@@ -63,6 +63,6 @@ def _shown(row: Mapping[str, Any], task: str = "", context: str | None = None) -
         "interval": ends(row, "tokens_per_second_", speed),
         "gain_interval": ends(row, "gain_", signed),
         "lookup_interval": ends(row, "gain_over_lookup_", signed),
-        "levelled": "yes" if row["level"] and row["gain"] != 0 else None,
+        "levelled": "yes" if row["level"] and row["rank"] > 1 else None,
         "kind": "best" if row["rank"] == 1 else "",
     }

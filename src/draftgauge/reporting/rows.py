@@ -50,7 +50,8 @@ class Run:
             ``live_tokens_per_second``, ``live_ratio``, ``live_low``, ``live_high`` and ``mismatches`` of what was
             measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
             ``gamma_max`` is among them; 0 goes by the name "no-draft".
-        verdict: the recommendation, which follows from the rows.
+        verdict: the recommendation, of what was measured live where that is known, else by replay; ``other`` is the
+            other one, where there are two.
     """
 
     folder: Path
@@ -60,6 +61,7 @@ class Run:
     cost: CostCurve
     rows: Mapping[tuple[str, str], Row]
     verdict: Verdict
+    other: Verdict | None = None
 
     @property
     def name(self) -> str:
@@ -102,9 +104,13 @@ def judge_run(
         bench: rows of ``draftgauge bench``; those of other compressions, and of runs that failed, are left out.
     """
     trace, manifest = design.trace, Manifest.load(folder)
-    rated = [(live_row(row), row.get("run")) for row in bench if "error" not in row]
-    own = [r for r, run in rated if r["compression"] == trace.compression and run in (None, folder.absolute().name)]
-    live = {(row["task"], row["policy"]): row for row in own}
+    rated = [
+        (live_row(row), row) for row in bench if "error" not in row and row.get("run") in (None, folder.absolute().name)
+    ]
+    own = [(mine, row) for mine, row in rated if mine["compression"] == trace.compression]
+    live = {(mine["task"], mine["policy"]): mine for mine, _ in own}
+    pooled = [row for mine, row in own if mine["task"] == ALL_TASKS and "prompts" in row and "recommended" in row]
+    pooled = [row for row in pooled if not row["policy"].startswith("transformers")]
     arms: dict[str, Policy | Replay] = {
         fixed_name(gamma): outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
     }
@@ -120,7 +126,8 @@ def judge_run(
                 arms[spec] = policy
     evaluated = evaluate_design(design, costs, arms)
     rows: dict[tuple[str, str], Row] = {(str(row["task"]), str(row["policy"])): dict(row) for row in evaluated}
-    verdict = verdict_of([row for (task, _), row in rows.items() if task == ALL_TASKS], manifest.command)
+    modelled = verdict_of([row for (task, _), row in rows.items() if task == ALL_TASKS], manifest.command)
+    measured = verdict_of(pooled, live=True) if any(row["recommended"] for row in pooled) else None
     for task in dict.fromkeys(task for task, _ in rows):
         none = rows[task, NO_DRAFT]
         speed = none["tokens_per_second"] / none["ratio_to_plain"]
@@ -129,7 +136,9 @@ def judge_run(
     for (task, policy), row in live.items():
         if (task, PLAIN) in rows:
             rows[task, policy] = row | rows.get((task, policy), {})
-    return Run(folder, manifest, trace, design.split, costs, rows, verdict)
+    if measured is None or measured.unknown:
+        return Run(folder, manifest, trace, design.split, costs, rows, modelled, measured)
+    return Run(folder, manifest, trace, design.split, costs, rows, measured, modelled)
 
 
 def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
@@ -148,11 +157,7 @@ def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
     )
     others = [policy for policy in names if lengths_of[policy] is None]
     ordered = [PLAIN, *(policy for _, policy in fixed), *others, *(bound for bound in BOUNDS if bound in own)]
-    rivals = [own[policy] for policy in ordered if policy not in BOUNDS]
-    best = max((row.get("ratio_to_plain") or 0.0 for row in rivals), default=0.0)
-    kinds = dict.fromkeys(BOUNDS, "bound") | {
-        row["policy"]: "best" for row in rivals if row.get("ratio_to_plain") == best
-    }
+    kinds = dict.fromkeys(BOUNDS, "bound") | {run.verdict.setting: "best"}
     return [own[policy] | {"kind": kinds.get(policy, "")} for policy in ordered]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.serving.counters import served_models
+from draftgauge.serving.counters import count, served_models
 from draftgauge.serving.endpoint import COMPLETION_SECONDS, ServerError, fetch_json
 
 
@@ -23,7 +23,7 @@ class Completion:
     timed: int  # tokens that came in ``decode_seconds``: all but the first where the server times the prefill apart
     drafted: int  # tokens; 0 without speculation
     accepted: int
-    steps: int | None  # passes of the target; None where they are not known
+    steps: int | None  # passes of the target at least: accepted may be more than was kept; None where not known
 
 
 def complete(engine: str, url: str, prompt: list[int], max_new_tokens: int) -> Completion:
@@ -48,15 +48,16 @@ def _llama(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
     body = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": 0.0, "cache_prompt": False}
     answer = fetch_json(url, "/completion", body | {"return_tokens": True}, COMPLETION_SECONDS)
     timings = answer["timings"]
-    predicted, accepted = _count(timings["predicted_n"]), _count(timings.get("draft_n_accepted", 0))
+    predicted, accepted = count(timings["predicted_n"]), count(timings.get("draft_n_accepted", 0))
+    drafted = count(timings.get("draft_n", 0))
     return Completion(
-        tokens=[_count(token) for token in answer["tokens"]],
+        tokens=[count(token) for token in answer["tokens"]],
         prefill_seconds=_number(timings["prompt_ms"]) / 1000,
         decode_seconds=_number(timings["predicted_ms"]) / 1000,
         timed=max(predicted - 1, 0),
-        drafted=_count(timings.get("draft_n", 0)),
+        drafted=drafted,
         accepted=accepted,
-        steps=predicted - accepted,
+        steps=max(predicted - accepted, 1 + count(timings.get("draft_rounds", min(1, drafted)))),
     )
 
 
@@ -70,16 +71,17 @@ def _vllm(url: str, prompt: list[int], max_new_tokens: int) -> Completion:
     metrics: dict[str, Any] = answer.get("metrics") or {}
     counted: dict[str, Any] = metrics.get("speculative_decoding") or {}
     decode = metrics.get("generation_time_ms")
-    tokens = [_count(token) for token in answer["choices"][0]["token_ids"]]
-    accepted = _count(counted.get("num_accepted_draft_tokens", 0))
+    tokens = [count(token) for token in answer["choices"][0]["token_ids"]]
+    accepted, drafted = (count(counted.get(f"num_{name}_tokens", 0)) for name in ("accepted_draft", "draft"))
+    rounds = count(counted.get("num_spec_steps", min(1, drafted)))
     return Completion(
         tokens=tokens,
         prefill_seconds=_number(metrics.get("time_to_first_token_ms") or 0) / 1000,
         decode_seconds=passed if decode is None else _number(decode) / 1000,
         timed=len(tokens) if decode is None else max(len(tokens) - 1, 0),
-        drafted=_count(counted.get("num_draft_tokens", 0)),
+        drafted=drafted,
         accepted=accepted,
-        steps=len(tokens) - accepted if counted else None,
+        steps=max(len(tokens) - accepted, 1 + rounds) if counted else None,
     )
 
 
@@ -87,12 +89,6 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{value!r} in place of a number from 0")
     return float(value)
-
-
-def _count(value: Any) -> int:
-    if _number(value) != int(value) or value > 2**53:
-        raise ValueError(f"{value!r} in place of a count")
-    return int(value)
 
 
 CLIENTS: dict[str, Callable[[str, list[int], int], Completion]] = {"vllm": _vllm, "llama-server": _llama}

@@ -2,7 +2,8 @@
 
 vLLM and llama.cpp's server count drafts, drafted and accepted tokens, and accepted ones by position of the draft, under
 the same names after their prefix. SGLang shows means. All three also answer with the counters of each request. Accepted
-tokens leave out the target's own token of each step (the bonus token); an *acceptance length* counts it.
+tokens leave out the target's own token of each step (the bonus token); an *acceptance length* counts it. Those behind
+the end of an answer count too, so steps are not its tokens without the accepted ones.
 
 Of drafts of one length ``K``, the share that accepts position ``j`` is the *survival* ``s(j)``, so drafting ``k <= K``
 tokens would commit ``1 + s(1) + .. + s(k)`` tokens a step, if steps that begin at other places of the text were alike.
@@ -10,12 +11,15 @@ tokens would commit ``1 + s(1) + .. + s(k)`` tokens a step, if steps that begin 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -23,27 +27,19 @@ from scipy.optimize import brentq
 from draftgauge.core.artefacts import read_json_lines, read_text
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
+from draftgauge.serving.engines import ENGINES
 from draftgauge.serving.prometheus import Sample, parse_metrics
 
-PREFIXES = {"vllm": "vllm:", "llama-server": "llamacpp:", "sglang": "sglang:"}  # of the metrics of servers
-# Where answers have counters, by engine: the object, then the steps, the drafted and the accepted tokens in it.
-ANSWERS = {
-    "vllm": (("metrics", "speculative_decoding"), "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
-    # predicted_n: the first token, steps, accepted
-    "llama-server": (("timings",), "predicted_n", "draft_n", "draft_n_accepted"),
-    "sglang": (("meta_info",), "spec_verify_ct", "spec_draft_token_num", "spec_accept_token_num"),
-}
+PREFIXES = {engine.name: engine.metrics for engine in ENGINES.values() if engine.metrics}  # of the metrics of servers
+ANSWERS = {name: [each.split() for each in engine.answers] for name, engine in ENGINES.items()}
+TENSORRT = "avg_decoded_tokens_per_iter"  # all that TensorRT-LLM's answers say of speculation
 ALIKE = 0.95  # drafts are of one length if their mean is this share of the longest: ends of outputs shorten some
 MAX_COUNT = 2.0**53
+NEARLY = 1e-3  # a length that is a whole number but for rounding
 
 _COUNTER = "spec_decode_num_"
 _TOTALS = ("drafts", "draft_tokens", "accepted_tokens")
 _BY_POSITION = "accepted_tokens_per_pos"
-_STARTED = {
-    "vllm": "start it with --speculative-config",
-    "llama-server": "start it with --metrics and --spec-type draft-simple --spec-draft-model DRAFT.gguf",
-    "sglang": "start it with --enable-metrics and --speculative-algorithm",
-}
 
 
 @dataclass(frozen=True)
@@ -61,8 +57,19 @@ class SpeculationCounts:
 
     @property
     def alike(self) -> bool:
-        longest = len(self.by_position) or math.ceil(self.length - (1 - ALIKE) * self.length)
-        return self.length >= ALIKE * longest
+        return self.length >= ALIKE * (len(self.by_position) or longest_draft(self.length))
+
+    @property
+    def flaw(self) -> str:
+        """What cannot be of them, as the rest of a sentence; empty if they can."""
+        for position, (before, here) in enumerate(pairwise((self.drafts, *self.by_position)), 1):
+            if here > before:
+                return f"counts {here} tokens accepted at position {position} and {before} before it"
+        apart = abs(sum(self.by_position) - self.accepted) if self.by_position else 0
+        if apart > (1 - ALIKE) * self.accepted:  # a page may be written while it is counted on
+            return f"counts {sum(self.by_position)} accepted tokens by position and {self.accepted} in all"
+        accepted = f"counts {self.accepted} accepted tokens of {self.drafted} drafted ones"
+        return accepted if self.accepted > self.drafted else ""
 
     def survival(self) -> tuple[float, ...]:
         """The share of drafts accepted up to each position ``1..K``.
@@ -83,6 +90,11 @@ class SpeculationCounts:
         return tuple(chance**depth for depth in range(1, length + 1))
 
 
+def longest_draft(mean: float) -> int:
+    """The length of drafts that are ``mean`` tokens long, some of them cut short by the end of an output."""
+    return math.ceil(ALIKE * mean)
+
+
 def constant_chance(accepted: float, length: int) -> float:
     """The chance ``a`` in 0..1 with ``a + a ** 2 + .. + a ** length`` equal to ``accepted``."""
     depths = np.arange(1, length + 1)
@@ -95,47 +107,100 @@ def read_counts(engine: str, place: str) -> SpeculationCounts:
         raise DraftgaugeError(
             f"counters of {engine} cannot be read: name the server's engine, {' or '.join(PREFIXES)}, or record a run"
         )
-    saved = Path(place).is_file()
+    saved, started = Path(place).is_file(), f"start it with {ENGINES[engine].started}"
     text = read_text(Path(place), "page of metrics") if saved else fetch_text(place, "/metrics")
-    if saved and text.lstrip().startswith("{"):
+    if saved and text.lstrip().startswith("data:"):
+        raise DraftgaugeError(f"{place} holds events of streams: ask without stream, and save one answer a line")
+    if saved and text.lstrip().startswith(("{", "[")):
         counts: SpeculationCounts | None = _of_answers(engine, Path(place))
     else:
-        samples = parse_metrics(text)
+        samples = _latest(parse_metrics(text))
         counts = counts_of(samples, PREFIXES[engine])
         others = [name for name, prefix in PREFIXES.items() if counts_of(samples, prefix) is not None]
     if counts is None:
-        what = f"is one of {others[0]}" if others else f"counts no speculation; {_STARTED[engine]}"
+        what = f"is one of {others[0]}" if others else f"counts no speculation; {started}"
         raise DraftgaugeError(f"the server at {place} {what}")
     if counts.drafts <= 0 or counts.drafted == 0:
         raise DraftgaugeError(
             f"the server at {place} has drafted nothing yet: send it the requests that it is to be judged on, or, if "
-            f"it runs without speculation, {_STARTED[engine]}"
+            f"it runs without speculation, {started}"
         )
-    if max((counts.accepted / counts.drafted, *(count / counts.drafts for count in counts.by_position))) > 1:
-        raise DraftgaugeError(f"the server at {place} counts more accepted tokens than drafted ones, which cannot be")
+    if counts.flaw:
+        raise DraftgaugeError(f"the server at {place} {counts.flaw}, which cannot be")
     return counts
 
 
 def _of_answers(engine: str, path: Path) -> SpeculationCounts:
     """The counters of all answers of a file together."""
-    keys, *names = ANSWERS[engine]
-    totals = [0, 0, 0]
+    counted, rounds = list[SpeculationCounts](), False
     for where, answer in read_json_lines(path, "file of answers"):
         try:
-            for key in keys:
-                answer = answer[key]
-            if engine == "llama-server":  # which says nothing of drafts where there were none
-                answer = {"draft_n": 0, "draft_n_accepted": 0} | answer
-            steps, drafted, accepted = (int(answer[name]) for name in names)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DraftgaugeError(
-                f"{where} has no counters of {engine} ({'.'.join(keys)}: {', '.join(names)}): "
-                "name another engine, or ask for them when the server is started"
-            ) from error
-        if engine == "llama-server":  # counts tokens, the first of which comes with the prompt
-            steps = max(steps - 1, 0) - accepted
-        totals = [total + count for total, count in zip(totals, (steps, drafted, accepted), strict=True)]
-    return SpeculationCounts(totals[0], totals[1], totals[2])
+            held = next(filter(None, (_below(answer, place.split(".")) for place in ANSWERS[engine][0])))
+            counted += [_of_answer(engine, each) for each in held]
+            rounds = rounds or "draft_rounds" in held[0]
+        except (StopIteration, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            names = ", ".join(" or ".join(each) for each in ANSWERS[engine] if each)
+            what = f"has no counters of {engine} ({names})"
+            if f'"{TENSORRT}"' in json.dumps(answer):
+                what = f"is of TensorRT-LLM, which says a mean ({TENSORRT}) and counts no drafts"
+            ask = "name another engine or version, or ask for them when the server is started"
+            raise DraftgaugeError(f"{where} {what}: {ask}") from error
+        if flaw := next((each.flaw for each in counted[-len(held) :] if each.flaw), ""):
+            raise DraftgaugeError(f"{where} {flaw}, which cannot be")
+    drafts, drafted, accepted = (
+        [getattr(each, name) for each in counted] for name in ("drafts", "drafted", "accepted")
+    )
+    if engine == "llama-server" and not rounds:  # of the longest answer the end hides the least
+        most = int(np.argmax(drafts))
+        length = max(1, longest_draft(drafted[most] / max(1, drafts[most])))
+        drafts = [max(steps, math.ceil(tokens / length)) for steps, tokens in zip(drafts, drafted, strict=True)]
+    whole = all(each.by_position for each in counted if each.drafted)
+    by_position = zip_longest(*(each.by_position for each in counted if whole), fillvalue=0)
+    return SpeculationCounts(sum(drafts), sum(drafted), sum(accepted), tuple(map(sum, by_position)))
+
+
+def _below(value: Any, keys: Sequence[str]) -> list[Any]:
+    """What lies below keys, in each of the items of lists."""
+    if isinstance(value, list):
+        return [found for each in value for found in _below(each, keys)]
+    if keys:
+        return _below(value.get(keys[0]), keys[1:]) if isinstance(value, dict) else []
+    return [] if value is None else [value]
+
+
+def _of_answer(engine: str, held: dict[str, Any]) -> SpeculationCounts:
+    missing: Any = 0 if engine == "llama-server" else None  # which says nothing of drafts where there were none
+    values = (next((held[name] for name in names if name in held), missing) for names in ANSWERS[engine][1:])
+    steps, drafted, accepted, accepting = values
+    if engine == "sglang" and not any(name.startswith("spec_") for name in dict(held)):  # a single token
+        steps = drafted = accepted = 0
+    if engine == "llama-server" and "draft_rounds" not in held:  # the first token comes with the prompt
+        steps = max(count(held["predicted_n"]) - 1 - count(accepted), min(1, count(drafted)))
+    counts = SpeculationCounts(count(steps), count(drafted), count(accepted))
+    if not accepting:
+        return counts
+    longest = max(len(accepting) - 1, longest_draft(counts.drafted / max(1, counts.drafts)))
+    return replace(counts, by_position=tuple(count(sum(accepting[at:])) for at in range(1, longest + 1)))
+
+
+def count(value: Any) -> int:
+    """A count as JSON has it; ValueError for what is none."""
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not number or not 0 <= value <= MAX_COUNT or value != int(value):
+        raise ValueError(f"{value!r} in place of a count")
+    return int(value)
+
+
+def _latest(samples: Sequence[Sample]) -> list[Sample]:
+    """The last reading of each sample, where a page was saved again and again; counters must not go backwards."""
+    latest: dict[tuple[str, str], Sample] = {}
+    for sample in samples:
+        before = latest.get(key := (sample.name, str(sample.labels)), sample).value
+        if sample.value < before and (_COUNTER in sample.name or sample.name.endswith("_total")):
+            what = f"{sample.name} goes backwards from {before:g} to {sample.value:g}"
+            raise DraftgaugeError(f"{what}: the server started anew between two readings; give one page")
+        latest[key] = sample
+    return list(latest.values())
 
 
 def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | None:
@@ -178,7 +243,11 @@ def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
         raise DraftgaugeError(f"{names[1]} is {length:g}, and {names[2]} is not shown or 0, so that drafts are unknown")
     steps = round(generated / max(1.0, length))
     accepted = round(generated) - steps
-    return SpeculationCounts(steps, round(accepted / rate) if rate else 0, accepted)
+    drafted = (length - 1) / rate if rate else 0.0  # tokens a step, of one length
+    before = length / rate - 1 if rate else 0.0  # up to 0.5.10 the rate counts the bonus token, drafted and accepted
+    if abs(drafted - round(drafted)) > NEARLY > abs(before - round(before)):
+        drafted = before
+    return SpeculationCounts(steps, round(steps * drafted), accepted)
 
 
 def served_models(engine: str, url: str) -> dict[str, int | None]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import ssl
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -58,7 +59,8 @@ def fetch_json(url: str, path: str, body: Any = None, seconds: float = SECONDS) 
 async def _ask(address: str, body: Any, seconds: float) -> tuple[int, bytes]:
     import httpx2
 
-    headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(API_KEY)) else {}
+    headers = {"Accept-Encoding": "gzip"}
+    headers |= {"Authorization": f"Bearer {key}"} if (key := os.environ.get(API_KEY)) else {}
     method = "GET" if body is None else "POST"
     tls = _tls() if address.startswith("https") else False
     try:
@@ -67,11 +69,16 @@ async def _ask(address: str, body: Any, seconds: float) -> tuple[int, bytes]:
             httpx2.AsyncClient(timeout=None, headers=headers, verify=tls) as client,
             client.stream(method, address, json=body) as answer,
         ):
-            content = bytearray()
-            async for chunk in answer.aiter_bytes():
-                content += chunk
+            content, packed = bytearray(), answer.headers.get("Content-Encoding", "identity") != "identity"
+            unpacking = zlib.decompressobj(zlib.MAX_WBITS + 32)
+            async for chunk in answer.aiter_raw():
+                content += unpacking.decompress(chunk, MAX_BYTES + 1 - len(content)) if packed else chunk
                 if len(content) > MAX_BYTES:
                     raise ServerError(f"{address} answers with more than {MAX_BYTES // 2**20} MiB: is it the server?")
+            if packed and not unpacking.eof:  # httpx2 hands over what there is of it
+                raise ServerError(
+                    f"{address} breaks its compressed answer off: ask again, or turn compression off there"
+                )
             return answer.status_code, bytes(content)
     except DraftgaugeError:  # a ValueError too
         raise
@@ -79,7 +86,7 @@ async def _ask(address: str, body: Any, seconds: float) -> tuple[int, bytes]:
         raise ServerError(f"{address} has not answered within {seconds:g} s") from error
     except (httpx2.ConnectError, httpx2.ProxyError) as error:
         raise ServerError(f"no server answers at {address} ({error}): start it, or check the address") from error
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, zlib.error) as error:
         said = str(error) or type(error).__name__
         raise ServerError(f"{address} does not answer as HTTP servers do ({said}): check the address") from error
 

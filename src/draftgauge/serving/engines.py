@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,7 @@ from draftgauge.traces.manifest import Manifest
 
 PLAIN = "plain"
 P_MIN = "p-min:"
-LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH = "language_model", "prompt_lookup", "eagle3", "dflash"
-VLLM = (LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH)  # DFlash from vLLM 0.20 on
+LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH, DSPARK = "language_model", "prompt_lookup", "eagle3", "dflash", "dspark"
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
@@ -30,8 +31,8 @@ class Deployment:
 
     target: str = "TARGET"  # model that verifies
     draft: str = "DRAFT"  # model that drafts; of "eagle3" and "dflash" the exported checkpoint
-    # Kind of drafter, as a run's manifest has it, "eagle3" or "dflash"; None where the server drafts in a way that is
-    # not known, which then stays: flags only change its length.
+    # Kind of drafter, as a run's manifest has it, or the family of a checkpoint; None where the server drafts in a way
+    # that is not known, which then stays: flags only change its length.
     drafter: str | None = LANGUAGE_MODEL
     gamma_max: int = 16  # longest draft
     costs: str | None = None  # file of the cost curve, for policies that weigh cost
@@ -52,24 +53,32 @@ class Engine:
     """A serving engine, seen from its settings."""
 
     name: str  # as ``--engine`` has it
-    policies: bool  # any policy of draftgauge runs in it
-    p_min: bool  # it stops drafting at a confidence, as llama.cpp does
-    drafters: tuple[str, ...]  # the kinds that it runs; empty where it runs all
     flags: Callable[[str, Deployment], str]  # what to paste for a setting
+    drafters: Mapping[str, str] = field(default_factory=dict)  # this and the next six: see engines.toml
+    policies: bool = True
+    p_min: bool = False
+    exported: Sequence[str] = ()
+    metrics: str = ""
+    answers: Sequence[str] = ()
+    started: str = ""
 
     @property
     def loop(self) -> bool:
         """Whether draftgauge's own loop decodes in it, so that a run recorded there prices it."""
         return self.name in LOOPS
 
-    def settings(self, gamma_max: int, own: Sequence[str] = ()) -> list[str]:
-        """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run: ``own``,
-        by spec or fitted file, or those that are compared by default.
+    def priced_by(self, recorded: str) -> bool:
+        """Whether a step costs in it what was measured where a run was recorded, in the engine ``recorded``."""
+        return self.name == "draftgauge" or (self.loop and (self.name == "gguf") == recorded.startswith("gguf"))
+
+    def settings(self, gamma_max: int, own: Sequence[str] | None = (), kind: str | None = LANGUAGE_MODEL) -> list[str]:
+        """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run with this
+        kind of drafter: ``own``, by spec or fitted file, or those that are compared by default; no policies if None.
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
         lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})
-        stopping = [f"{P_MIN}{p},{n}" for n in lengths for p in P_MINS] if self.p_min else []
-        rules = list(own or compared_policies()) if self.policies else []
+        stopping = [f"{P_MIN}{p},{n}" for n in lengths for p in P_MINS] if self.p_min and kind == LANGUAGE_MODEL else []
+        rules = list(own or compared_policies()) if self.policies and own is not None else []
         return [PLAIN, *fixed, *stopping, *(rule for rule in rules if not rule.startswith(FIXED))]
 
 
@@ -150,7 +159,8 @@ def _transformers(setting: str, deployment: Deployment) -> str:
     drafter = LOOKUP if deployment.drafter == LOOKUP else deployment.draft
     longest = _longest(setting, deployment)
     options = f"policy={setting!r}" if longest is None else f"policy={setting!r}, gamma_max={longest}"
-    return f"model.generate(**inputs, custom_generate=draftgauge.speculative({drafter!r}, {options}))"
+    once = f"speculation = draftgauge.speculative({drafter!r}, {options})"  # which loads the draft
+    return f"{once}\nmodel.generate(**inputs, custom_generate=speculation)"
 
 
 def _gguf(setting: str, deployment: Deployment) -> str:
@@ -172,16 +182,25 @@ def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
     length = setting_length(setting)
     if deployment.drafter is None:
         return {"spec-draft-n-max": length}
+    kind = {"spec-type": ENGINES["llama-server"].drafters[deployment.drafter]}
+    if deployment.drafter == LOOKUP:
+        return kind | {"spec-ngram-simple-size-n": LEAST, "spec-ngram-simple-size-m": length}
+    if deployment.drafter != LANGUAGE_MODEL:
+        return kind | {"spec-draft-n-max": length}
     p_min, longest = p_min_of(setting) if length is None else (0.0, length)
-    return {"spec-type": "draft-simple", "spec-draft-n-max": longest, "spec-draft-p-min": p_min}
+    return kind | {"spec-draft-n-max": longest, "spec-draft-p-min": p_min}
 
 
 def _llama_server(setting: str, deployment: Deployment) -> str:
     options = _llama_settings(setting, deployment)
     words = [] if deployment.drafter is None else ["llama-server", "--model", _gguf_or(deployment.target, "TARGET")]
-    if options and deployment.drafter is not None:
-        words += ["--spec-draft-model", _gguf_or(deployment.draft, "DRAFT")]
-    return shlex.join([*words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+    convert, draft = "", _gguf_or(deployment.draft, "DRAFT")
+    if options and deployment.drafter not in (None, LOOKUP):
+        words += ["--spec-draft-model", draft]
+        if deployment.drafter != LANGUAGE_MODEL and draft != deployment.draft:
+            source = ["python", "convert_hf_to_gguf.py", deployment.draft, "--target-model-dir", deployment.target]
+            convert = f"{shlex.join([*source, '--outfile', draft])} && "
+    return convert + shlex.join([*words, *(str(word) for name in options for word in (f"--{name}", options[name]))])
 
 
 def _is_custom(setting: str, deployment: Deployment) -> bool:
@@ -199,8 +218,7 @@ def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
         return {"method": "custom_class", "model": PROPOSER} | tokens
     if deployment.drafter == LOOKUP:  # vLLM's own takes the first occurrence of the longest n-gram too
         return {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": LEAST} | tokens
-    method = deployment.drafter if deployment.drafter in (EAGLE3, DFLASH) else "draft_model"
-    return {"method": method, "model": deployment.draft} | tokens
+    return {"method": ENGINES["vllm"].drafters[deployment.drafter], "model": deployment.draft} | tokens
 
 
 def _vllm(setting: str, deployment: Deployment) -> str:
@@ -220,27 +238,22 @@ def _vllm(setting: str, deployment: Deployment) -> str:
 
 def _sglang(setting: str, deployment: Deployment) -> str:
     words = []
-    length = setting_length(setting)
-    if deployment.drafter is not None:
+    length, kind = setting_length(setting), deployment.drafter
+    if kind is not None:
         words = ["python", "-m", "sglang.launch_server", "--model-path", deployment.target]
         words += _tokenizer("--tokenizer-path", deployment)
-    if length and deployment.drafter is not None:
-        algorithm = "EAGLE3" if deployment.drafter == EAGLE3 else "STANDALONE"
-        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", deployment.draft]
+    if length and kind is not None:
+        words += ["--speculative-algorithm", ENGINES["sglang"].drafters[kind]]
+        words += [] if kind == LOOKUP else ["--speculative-draft-model-path", deployment.draft]
     if length:
-        words += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
-        words += ["--speculative-num-draft-tokens", str(length + 1)]
+        chain = ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+        own = {LOOKUP: ["--speculative-ngram-max-bfs-breadth", "1"], DFLASH: []}
+        own[DSPARK] = ["--speculative-dspark-block-size", str(length)]
+        words += [*own.get(kind or "", chain), "--speculative-num-draft-tokens", str(length + 1)]
     return shlex.join(words)
 
 
-ENGINES = {
-    engine.name: engine
-    for engine in (
-        Engine("draftgauge", policies=True, p_min=False, drafters=(), flags=_draftgauge),
-        Engine("transformers", policies=True, p_min=False, drafters=(), flags=_transformers),
-        Engine("gguf", policies=True, p_min=False, drafters=(LANGUAGE_MODEL, LOOKUP), flags=_gguf),
-        Engine("llama-server", policies=False, p_min=True, drafters=(LANGUAGE_MODEL,), flags=_llama_server),
-        Engine("vllm", policies=True, p_min=False, drafters=VLLM, flags=_vllm),
-        Engine("sglang", policies=False, p_min=False, drafters=(LANGUAGE_MODEL, EAGLE3), flags=_sglang),
-    )
-}
+_FLAGS = {"draftgauge": _draftgauge, "transformers": _transformers, "gguf": _gguf}
+_FLAGS |= {"llama-server": _llama_server, "vllm": _vllm, "sglang": _sglang}
+_TABLE = tomllib.loads(files(__package__).joinpath("engines.toml").read_text("utf-8"))
+ENGINES = {name: Engine(name, flags, **_TABLE.get(name, {})) for name, flags in _FLAGS.items()}

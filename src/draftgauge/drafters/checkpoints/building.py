@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftgauge.core.errors import ModelError
@@ -14,7 +16,7 @@ from draftgauge.drafters.checkpoints.decoder import DrafterNet, Weights
 from draftgauge.drafters.checkpoints.dflash import DFlashNet
 from draftgauge.drafters.checkpoints.eagle3 import Eagle3Net
 from draftgauge.drafters.checkpoints.files import read_tensors
-from draftgauge.drafters.checkpoints.layouts import Eagle3Layout, Layout
+from draftgauge.drafters.checkpoints.layouts import DFlashLayout, Eagle3Layout, Layout
 from draftgauge.drafters.checkpoints.shapes import DRAFTED, EMBEDDING, FUSE, HEAD, TO_TARGET, check_weights
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_rules import specforge_taps
@@ -43,12 +45,14 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     ids = target_ids(source, layout, tensors)
     device, dtype = target.spec.device, target.spec.dtype
     held = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if name not in (TO_TARGET, DRAFTED)}
-    embedding = held[EMBEDDING] if EMBEDDING in held else target.module.get_input_embeddings().weight.detach()
+    # DFlash calls the target's layer, which in Gemma's family scales its table; EAGLE-3 takes the table as it is
+    layer, whole = target.module.get_input_embeddings(), isinstance(layout, DFlashLayout) and EMBEDDING not in held
+    embed = layer if whole else partial(F.embedding, weight=held.get(EMBEDDING, layer.weight.detach()))
     # of a target on several devices the head may lie on another one than the states
     head = held[HEAD] if HEAD in held else target.module.get_output_embeddings().weight.detach().to(device)
     weights, to_target = Weights(held, layout.decoder), None if ids is None else ids.to(device)
     kind: type[DrafterNet] = Eagle3Net if isinstance(layout, Eagle3Layout) else DFlashNet
-    return kind(layout, weights, embedding, head, to_target)
+    return kind(layout, weights, embed, head, to_target)
 
 
 def check_target(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor], target: CachedModel) -> None:
@@ -115,6 +119,8 @@ def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         plain = name.removeprefix("model.")
         plain = f"layers.0.{plain.removeprefix('midlayer.')}" if plain.startswith("midlayer.") else plain
+        if plain in named:
+            raise ModelError(f"{plain} is there twice, under two names: the checkpoint was put together of two")
         if not plain.startswith(_UNUSED) and not plain.endswith("rotary_emb.inv_freq"):
             named[plain] = tensor
     return named

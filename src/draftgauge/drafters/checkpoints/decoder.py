@@ -22,6 +22,7 @@ from draftgauge.drafters.checkpoints.layouts import DecoderSpec, Layout
 from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, rotate
 from draftgauge.models.folder import explained
 
+Embed = Callable[[Tensor], Tensor]  # token ids to embeddings
 AT_ONCE = 512  # tokens of a prompt: attention takes memory by their product with those before
 
 
@@ -87,9 +88,9 @@ class DrafterNet(ABC):
 
     layout: Layout
 
-    def __init__(self, layout: Layout, weights: Weights, embedding: Tensor, head: Tensor, d2t: Tensor | None) -> None:
+    def __init__(self, layout: Layout, weights: Weights, embed: Embed, head: Tensor, d2t: Tensor | None) -> None:
         self.layout, self.weights, self.d2t = layout, weights, d2t
-        self._embedding, self._head = embedding, head
+        self._embed, self._head = embed, head
         self._layers = [weights.at(f"layers.{layer}") for layer in range(layout.decoder.layers)]
         decoder = layout.decoder
         shape = {"hidden_size": decoder.hidden_size, "num_attention_heads": decoder.heads, "head_dim": decoder.head_dim}

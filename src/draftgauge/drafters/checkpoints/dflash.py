@@ -50,7 +50,7 @@ class DFlashNet(DrafterNet):
         """States ``[R, B, H]`` of the blocks that begin with these tokens ``[R]``, at positions ``[R, B]``."""
         layout = self.layout
         masks = tokens.new_full((len(tokens), layout.block - 1), layout.mask_token)
-        states = F.embedding(torch.cat((tokens[:, None], masks), 1), self._embedding) * layout.embedding_scale
+        states = self._embed(torch.cat((tokens[:, None], masks), 1)) * layout.embedding_scale
         place = torch.arange(layout.block, device=tokens.device)
         for number, layer in enumerate(self._layers):
             entering = layer.norm("input_layernorm", states)

@@ -92,7 +92,7 @@ class Eagle3Net(DrafterNet):
 
     def _run(self, tokens: Tensor, states: Tensor, tables: Tables, attend: Attend) -> Tensor:
         """All layers over rows."""
-        embedded = F.embedding(tokens, self._embedding)
+        embedded = self._embed(tokens)
         for number, layer in enumerate(self._layers):
             residual = states
             if layer.has("hidden_norm.weight"):  # takes in the token

@@ -17,10 +17,11 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import ModelError
 from draftgauge.core.files import file_sha256
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import INDEX, check_index, check_pointers, explained, is_drafter_checkpoint, read_mapping
+from draftgauge.models.folder import INDEX, check_index, check_pointers, explained, is_drafter_checkpoint, read_settings
 from draftgauge.models.reference import resolve_source
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+MASK = "mask_embedding.pt"  # what DFlash checkpoints put in place of the target's embedding of the mask
 
 
 def is_checkpoint(source: str | Path) -> bool:
@@ -32,27 +33,41 @@ def read_config(source: str | Path) -> dict[str, Any]:
     path = _file(source, CONFIG)
     if path is None:
         raise ModelError(f"{source} has no {CONFIG}: give the folder or the id of a drafter's checkpoint")
-    return read_mapping(path, "download the checkpoint again")
+    return read_settings(path, "download the checkpoint again")
 
 
 def read_tensors(source: str | Path, allow_pickle: bool = False) -> dict[str, Tensor]:
     """All tensors of a checkpoint, on the CPU."""
     tensors: dict[str, Tensor] = {}
+    files: dict[str, str] = {}
     for path in weight_files(source, allow_pickle):
         try:
             pickled = path.suffix == ".bin"
-            tensors |= torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path)
+            tensors |= (held := torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path))
+            files |= dict.fromkeys(held, path.name)
         except (SafetensorError, UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError) as error:
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise ModelError(f"{path} is damaged or half downloaded ({said}): download it again") from error
+    if (named := _weight_map(source)) and (other := {name for name, _ in files.items() ^ named.items()}):
+        raise ModelError(f"{source}: {INDEX} and its files disagree on {min(other)}: download the checkpoint again")
     return tensors
+
+
+def _weight_map(source: str | Path) -> dict[str, str]:
+    """The file of each weight by the index; empty where there is none."""
+    check_index(source)
+    index = _file(source, INDEX)
+    return {} if index is None else read_json(index, error=ModelError)["weight_map"]
 
 
 def weight_files(source: str | Path, allow_pickle: bool = False) -> list[Path]:
     """The files that hold the weights, all of them there."""
-    check_index(source)
-    if (index := _file(source, INDEX)) is not None:
-        names = set(read_json(index, error=ModelError)["weight_map"].values())
+    if _file(source, MASK) is not None:
+        raise ModelError(
+            f"{source}: {MASK} is pickled and not read: put its vector into embed_tokens.weight of the checkpoint, a "
+            "copy of the target's table, in the row of the mask token"
+        )
+    if names := set(_weight_map(source).values()):
         return [path for name in sorted(names) if (path := _file(source, name)) is not None]
     whole = _file(source, WEIGHTS)
     if whole is not None:

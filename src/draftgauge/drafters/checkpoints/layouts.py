@@ -14,19 +14,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.engines.lean_families import LENGTH_DEPENDENT_ROPE
+from draftgauge.drafters.checkpoints.settings import Settings
 
 FORMATS = (
     "EAGLE-3 (SafeAILab, SGLang, DeepSpec, speculators) and DFlash or DSpark (z-lab, SpecForge, DeepSpec, speculators)"
 )
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
-_UNKNOWN = ("use_swa", "attention_sink_bias", "add_swa_attention_sink_bias", "attention_value_scale")
-_ROPE = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
+_FROM_ANCHOR = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")  # of speculators, DeepSpec, Domino
+_BIASES = {"self_attn": "attention_bias", "mlp": "mlp_bias"}
+_OF_BLOCKS = ("causal", "is_causal", "input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """The decoder layers of a drafter; ``rope`` are the settings of its rotary embedding, by transformers' names."""
+    """The decoder layers of a drafter.
+
+    Attributes:
+        rope: the settings of its rotary embedding, by transformers' names.
+        biased: parts of a layer (``self_attn``, ``mlp``) that the configuration gives biases.
+        head_norms: queries and keys are normalised for sure, as in Qwen3's layers.
+    """
 
     hidden_size: int
     layers: int
@@ -37,6 +44,8 @@ class DecoderSpec:
     eps: float
     vocabulary: int
     rope: Mapping[str, Any]
+    biased: tuple[str, ...] = ()
+    head_norms: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,12 +124,14 @@ class DFlashLayout(Layout):
 
 def read_layout(config: Mapping[str, Any], where: str) -> Layout:
     """The layout of a checkpoint, ``where`` naming it in messages."""
-    kind = config.get("speculators_model_type")
-    names = " ".join(map(str, config.get("architectures") or ())).lower()
+    decoder, nested = config.get("transformer_layer_config") or config, config.get("dflash_config") or {}
+    reader, kind = Settings(config, decoder, nested, where), config.get("speculators_model_type")
+    names = " ".join(config.get("architectures") or ()).lower()
     if kind in ("eagle3", "dflash", "dspark"):
         family = str(kind)
     elif kind is None and any(f"{name}draftmodel" in names or f"{name}model" in names for name in ("dflash", "dspark")):
-        family = "dspark" if "dspark" in names or "markov_rank" in _reader(config, where).nested else "dflash"
+        of_dspark = "markov_rank" in nested or reader.get("projector_type") == "dspark"
+        family = "dspark" if "dspark" in names or of_dspark else "dflash"
     elif kind is None and ("eagle3" in names or not any(name in names for name in ("eagle", "dflash", "dspark"))):
         family = "eagle3"
     else:
@@ -129,99 +140,26 @@ def read_layout(config: Mapping[str, Any], where: str) -> Layout:
             f"{where} is a drafter of a format that is not read here (speculators_model_type {kind!r}, architectures "
             f"{config.get('architectures')!r}){own_code}. These are: {FORMATS}"
         )
-    reader = _reader(config, where)
-    return _eagle3(reader) if family == "eagle3" else _dflash(reader, family)
+    if family == "eagle3":
+        reader.check_known("EAGLE-3", ())
+        return _eagle3(reader)
+    reader.check_known("block", _OF_BLOCKS)
+    return _dflash(reader, family)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Settings of a configuration: those of ``dflash_config`` (``nested``) stand there or beside the others."""
-
-    config: Mapping[str, Any]
-    decoder: Mapping[str, Any]
-    nested: Mapping[str, Any]
-    where: str
-
-    def get(self, name: str, default: Any = None) -> Any:
-        for place in (self.config, self.nested):
-            if place.get(name) is not None:
-                return place[name]
-        return default
-
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
-        value = self.get(name, self.decoder.get(name))
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            shown = "is missing" if value is None else f"must be a whole number of at least {least}, not {value!r}"
-            raise ModelError(f"{self.where}: {name} {shown}: is config.json whole?")
-        return value
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.where}: {name} must be true or false, not {value!r}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise ModelError(f"{self.where}: {name} must be a number of at least 0, not {value!r}")
-        return float(value)
-
-    def layers(self, name: str, place: Mapping[str, Any], shift: int) -> tuple[int, ...]:
-        ids = place.get(name)
-        if not ids:
-            return ()
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids) or len(set(ids)) < len(ids):
-            raise ModelError(f"{self.where}: {name} must list target layers, each once, not {ids!r}")
-        if min(ids) - shift < 0:
-            raise ModelError(
-                f"{self.where}: {name} {ids} names the target's token embedding, which is not tapped: drafters that "
-                "read decoder layers are run"
-            )
-        return tuple(i - shift for i in ids)
-
-    def taps(self) -> tuple[int, ...]:
-        engine = self.config.get("eagle_config")
-        return (
-            self.layers("eagle_aux_hidden_state_layer_ids", self.config, 1)
-            or self.layers("aux_hidden_state_layer_ids", self.config, 1)
-            or self.layers("target_layer_ids", self.config, 0)
-            or self.layers("target_layer_ids", self.nested, 0)
-            or self.layers("eagle_aux_hidden_state_layer_ids", engine if isinstance(engine, dict) else {}, 0)
-        )
-
-
-def _reader(config: Mapping[str, Any], where: str) -> _Reader:
-    decoder, nested = config.get("transformer_layer_config", config), config.get("dflash_config") or {}
-    for name, value in (("transformer_layer_config", decoder), ("dflash_config", nested)):
-        if not isinstance(value, Mapping):
-            raise ModelError(f"{where}: {name} must be an object of settings, not {value!r}")
-    return _Reader(config, decoder, nested, where)
-
-
-def _decoder(reader: _Reader) -> DecoderSpec:
+def _decoder(reader: Settings, family: str) -> DecoderSpec:
     decoder = reader.decoder
+    # flat EAGLE-3: Llama's layers, whatever it names, and Llama's defaults
+    plain = family == "eagle3" and "speculators_model_type" not in reader.config
     hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    act, eps = decoder.get("hidden_act") or "silu", decoder.get("rms_norm_eps", 1e-6)
+    act, eps = decoder.get("hidden_act") or "silu", reader.get("rms_norm_eps", 1e-6 if plain else None)
     if act != "silu":
-        raise ModelError(f"{reader.where}: the activation {act!r} is not run here, drafters with 'silu' are")
+        reader.refuse(f"the activation {act!r} is not run here, drafters with 'silu' are")
     if not isinstance(eps, int | float) or not 0 < eps < 1:
-        raise ModelError(f"{reader.where}: rms_norm_eps must be between 0 and 1, not {eps!r}")
-    rope = {name: decoder[name] for name in _ROPE if decoder.get(name) is not None}
-    for name in ("rope_parameters", "rope_scaling"):
-        kind = rope.get(name, {})
-        if not isinstance(kind, Mapping) or any(isinstance(value, Mapping) for value in kind.values()):
-            raise ModelError(f"{reader.where}: {name} must describe one rotary embedding, not {kind!r}")
-        if (scaling := kind.get("rope_type", kind.get("type"))) in LENGTH_DEPENDENT_ROPE:
-            raise ModelError(
-                f"{reader.where}: rotary embeddings that change with the text ({scaling}) are not run here"
-            )
-        if kind.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelError(f"{reader.where}: rotary embeddings of a part of each head are not run here")
+        reader.refuse(f"rms_norm_eps must be between 0 and 1, not {eps!r}")
     kv_heads = reader.integer("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise ModelError(f"{reader.where}: {heads} attention heads do not share {kv_heads} key and value heads evenly")
+        reader.refuse(f"{heads} attention heads do not share {kv_heads} key and value heads evenly")
     return DecoderSpec(
         hidden_size=hidden,
         layers=reader.integer("num_hidden_layers", 1),
@@ -231,31 +169,50 @@ def _decoder(reader: _Reader) -> DecoderSpec:
         intermediate_size=reader.integer("intermediate_size"),
         eps=float(eps),
         vocabulary=reader.integer("vocab_size"),
-        rope=rope,
+        rope=reader.rotary(not plain),
+        biased=tuple(part for part, name in _BIASES.items() if reader.flag(name)),
+        head_norms=str(decoder.get("model_type")).startswith("qwen3") and not plain,
     )
 
 
-def _windows(reader: _Reader, layers: int) -> tuple[int | None, ...]:
-    kinds = reader.decoder.get("layer_types") or ["full_attention"] * layers
-    if not isinstance(kinds, Sequence) or len(kinds) != layers:
-        raise ModelError(
-            f"{reader.where}: layer_types must name the attention of each of {layers} layers, not {kinds!r}"
-        )
+def _windows(reader: Settings, layers: int) -> tuple[int | None, ...]:
+    kinds = reader.get("layer_types")
+    if kinds is None:
+        if reader.get("sliding_window") and reader.flag("use_sliding_window", True):
+            reader.refuse("sliding_window needs layer_types, which say what layers it holds for")
+        kinds = ["full_attention"] * layers
+    if len(kinds) != layers:
+        reader.refuse(f"layer_types must name the attention of each of {layers} layers, not {kinds!r}")
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
-        raise ModelError(f"{reader.where}: layers with {', '.join(sorted(map(str, unknown)))} are not run here")
+        reader.refuse(f"layers with {', '.join(sorted(unknown))} are not run here")
     return tuple(reader.integer("sliding_window") if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _causal(reader: _Reader, windows: Sequence[int | None]) -> tuple[bool, ...]:
+def _causal(reader: Settings, windows: Sequence[int | None]) -> tuple[bool, ...]:
     """As vLLM, SGLang and SpecForge decide: what is said holds for all layers, else those with a window are causal."""
-    if "speculators_model_type" in reader.config:
-        return tuple(window is not None and not reader.flag("sliding_window_non_causal") for window in windows)
-    said = "is_causal" if reader.get("is_causal") is not None else "causal"
-    return tuple(reader.flag(said, window is not None) for window in windows)
+    said, free = reader.spelled(("is_causal", "causal")), reader.flag("sliding_window_non_causal")
+    return tuple(window is not None and not free if said is None else said for window in windows)
 
 
-def _shared(reader: _Reader, family: str) -> dict[str, Any]:
-    decoder = _decoder(reader)
+def _from_anchor(reader: Settings, family: str, block: int) -> bool:
+    """Whether the first place of a block predicts the token after the committed one.
+
+    A field says so; else the tokens that are proposed of a block; else DSpark is trained so, and DFlash is not.
+    """
+    said, tokens = reader.spelled(_FROM_ANCHOR), reader.proposed()
+    places = block if said is not False else block - 1
+    if tokens is not None and tokens > places:
+        reader.refuse(
+            f"speculative_tokens {tokens} contradicts block_size {block}, of which {places} places "
+            "predict: keep the right one"
+        )
+    if said is None and tokens is not None and tokens >= block - 1:
+        return tokens == block
+    return family == "dspark" if said is None else said
+
+
+def _shared(reader: Settings, family: str) -> dict[str, Any]:
+    decoder = _decoder(reader, family)
     return {
         "family": family,
         "decoder": decoder,
@@ -265,35 +222,32 @@ def _shared(reader: _Reader, family: str) -> dict[str, Any]:
     }
 
 
-def _eagle3(reader: _Reader) -> Eagle3Layout:
+def _eagle3(reader: Settings) -> Eagle3Layout:
     shared = _shared(reader, "eagle3")
     if any(_windows(reader, shared["decoder"].layers)):
-        raise ModelError(f"{reader.where}: EAGLE-3 drafters with sliding-window attention are not run here")
+        reader.refuse("EAGLE-3 drafters with sliding-window attention are not run here")
     shared["taps"] = tuple(sorted(shared["taps"]))  # engines hand them over in ascending order, whatever the list's is
     for norm in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
         shared[norm] = reader.flag(norm)
     return Eagle3Layout(**shared)
 
 
-def _dflash(reader: _Reader, family: str) -> DFlashLayout:
+def _dflash(reader: Settings, family: str) -> DFlashLayout:
     shared = _shared(reader, family)
     if not shared["taps"]:
         raise ModelError(f"{reader.where} names no target layers (target_layer_ids, aux_hidden_state_layer_ids)")
-    if strange := [name for name in _UNKNOWN if reader.get(name)]:
-        raise ModelError(f"{reader.where}: block drafters with {', '.join(strange)} are not run here")
     of_speculators = "speculators_model_type" in reader.config
-    deepspec = any("DSparkModel" in str(name) for name in reader.config.get("architectures") or ())
     vocabulary, rank = shared["decoder"].vocabulary, reader.integer("markov_rank", 0, least=0)
     kind = reader.get("markov_head_type", "vanilla") if family == "dspark" and rank else ""
     if kind and kind not in MARKOV_KINDS:
-        raise ModelError(f"{reader.where}: markov_head_type must be one of {', '.join(MARKOV_KINDS)}, not {kind!r}")
+        reader.refuse(f"markov_head_type must be one of {', '.join(MARKOV_KINDS)}, not {kind!r}")
     confidence = family == "dspark" and reader.flag("enable_confidence_head", of_speculators)
-    windows = _windows(reader, shared["decoder"].layers)
+    windows, block = _windows(reader, shared["decoder"].layers), reader.integer("block_size", least=2)
     layout = DFlashLayout(
         **shared,
-        block=reader.integer("block_size", least=2),
+        block=block,
         mask_token=reader.integer("mask_token_id", least=0),
-        from_anchor=reader.flag("sample_from_anchor", deepspec or (of_speculators and family == "dspark")),
+        from_anchor=_from_anchor(reader, family, block),
         windows=windows,
         window_from_anchor=of_speculators,
         causal=_causal(reader, windows),
@@ -306,7 +260,7 @@ def _dflash(reader: _Reader, family: str) -> DFlashLayout:
         confidence_reads_token=confidence and reader.flag("confidence_head_with_markov", of_speculators),
     )
     if layout.mask_token >= vocabulary:
-        raise ModelError(f"{reader.where}: mask_token_id {layout.mask_token} is not among {vocabulary} tokens")
+        reader.refuse(f"mask_token_id {layout.mask_token} is not among {vocabulary} tokens")
     if layout.confidence_reads_token and not kind:
-        raise ModelError(f"{reader.where}: the confidence head reads a Markov head (markov_rank), and there is none")
+        reader.refuse("the confidence head reads a Markov head (markov_rank), and there is none")
     return layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import Taps
+from draftgauge.verification import NOT_FINITE, check_finite
 
 
 class CheckpointDrafter(ReuseDrafter):
@@ -85,7 +87,9 @@ class CheckpointDrafter(ReuseDrafter):
 
         def now(depth: int) -> float:  # the draft has come as far as this depth
             assert branches.confidence is not None
-            return float(branches.confidence[0])
+            confidence = float(branches.confidence[0])
+            check_finite((NOT_FINITE if isnan(confidence) else 0,), "drafter's confidence head")
+            return confidence
 
         return now
 

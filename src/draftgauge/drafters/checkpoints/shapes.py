@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from draftgauge.core.errors import ModelError
@@ -12,13 +13,14 @@ from draftgauge.drafters.checkpoints.layouts import DecoderSpec, DFlashLayout, E
 
 FUSE, EMBEDDING, HEAD = "fc.weight", "embed_tokens.weight", "lm_head.weight"
 TO_TARGET, DRAFTED = "d2t", "t2d"  # offsets of the target's ids from the draft's; which of the target's are drafted
+PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that need no scales
 SHOWN = 6  # names that a message lists
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def check_weights(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor], target_width: int) -> None:
-    """Refuse weights that lack some of a layout's, have others, or are of other shapes."""
+    """Refuse weights that lack some of a layout's, have others, or are of other shapes, quantised or not finite."""
     wanted, optional = _shapes(layout, tensors, target_width)
     missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys() - optional.keys()
     if missing or extra:
@@ -31,6 +33,10 @@ def check_weights(source: str | Path, layout: Layout, tensors: Mapping[str, Tens
         shape = wanted.get(name) or optional[name]
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{source}: {name} is {list(tensor.shape)}, and by its config.json {list(shape)}")
+        if (tensor.dtype not in PLAIN) != (name in (TO_TARGET, DRAFTED)):
+            raise ModelError(f"{source}: {name} holds {tensor.dtype} numbers: give a checkpoint that is not quantised")
+        if tensor.dtype in PLAIN and not tensor.sum(dtype=torch.float64).isfinite():
+            raise ModelError(f"{source}: {name} holds numbers that are NaN or infinite: download the checkpoint again")
 
 
 def _shapes(layout: Layout, found: Collection[str], target_width: int) -> tuple[Shapes, Shapes]:
@@ -43,7 +49,10 @@ def _shapes(layout: Layout, found: Collection[str], target_width: int) -> tuple[
     for layer in range(decoder.layers):
         reads_token = layer == 0 or f"layers.{layer}.hidden_norm.weight" in found
         _add_layer(wanted, optional, decoder, f"layers.{layer}.", reads_token and isinstance(layout, Eagle3Layout))
+        normed = decoder.head_norms or any(f"layers.{layer}.self_attn.{name}_norm.weight" in found for name in "qk")
+        wanted |= {f"layers.{layer}.self_attn.{name}_norm.weight": (decoder.head_dim,) for name in "qk" if normed}
     if isinstance(layout, Eagle3Layout):
+        wanted[HEAD] = optional.pop(HEAD)
         if layout.norm_before_fc:
             wanted["input_norm.weight"] = (fused,)
         if layout.fc_norm:
@@ -63,8 +72,8 @@ def _add_layer(wanted: Shapes, optional: Shapes, decoder: DecoderSpec, prefix: s
     norms = ["input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if takes_token else [])]
     wanted |= {f"{prefix}{name}.weight": shape for name, shape in linears.items()}
     wanted |= {f"{prefix}{name}.weight": (hidden,) for name in norms}
-    optional |= {f"{prefix}{name}.bias": shape[:1] for name, shape in linears.items()}
-    optional |= {f"{prefix}self_attn.{name}_norm.weight": (dim,) for name in "qk"}
+    for name, shape in linears.items():
+        (wanted if name.split(".")[0] in decoder.biased else optional)[f"{prefix}{name}.bias"] = shape[:1]
 
 
 def _add_heads(wanted: Shapes, layout: DFlashLayout) -> None:
