@@ -25,8 +25,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
-    ("src/draftgauge/**/*.py", LINES, 35_500),
-    ("tests/**/*.py", LINES, 24_750),
+    ("src/draftgauge/**/*.py", LINES, 36_200),
+    ("tests/**/*.py", LINES, 25_900),
     ("benchmarks/**/*.py", LINES, 2_500),
     ("README.md", LINES, 130),
     ("README.md", WORDS, 800),

@@ -96,7 +96,7 @@ class Settings(NamedTuple):
         """The most tokens that speculators' configuration proposes at a time; None if it does not say."""
         methods = (self.config.get("speculators_config") or {}).get("proposal_methods") or []
         listed = methods if isinstance(methods, list) else [methods]
-        counts = [each.get("speculative_tokens") if isinstance(each, Mapping) else None for each in listed]
+        counts: list[Any] = [each.get("speculative_tokens") if isinstance(each, Mapping) else None for each in listed]
         if not all(type(count) is int and count > 0 for count in counts):
             self.refuse(f"each of proposal_methods must give a number of speculative_tokens, not {methods!r}")
         return max(counts, default=None)
