@@ -71,6 +71,7 @@ def test_it_drafts_while_the_next_token_is_worth_more_than_its_price(seed: int, 
     )
     policy = ThroughputStopping(numbers, LinearCosts(drafting=drafting))
     confidences = rng.uniform(0.05, 1.0, GAMMA_MAX).tolist()
+    confidences[rng.integers(GAMMA_MAX)] = float(rng.integers(2))
     chance, drafted = 1.0, 0
     while drafted < GAMMA_MAX and chance * numbers.accepted_by_depth[drafted] > policy.prices.thresholds[drafted]:
         held = min(max(confidences[drafted], 1e-6), 1 - 1e-4)
