@@ -66,7 +66,7 @@ def test_a_run_finds_its_pair_and_prompts_again(whole: Path) -> None:
     entries = {role: replace(getattr(manifest, role), engine="modules") for role in ("target", "draft")}
     pair = load_pair_of(replace(manifest, **entries))
     assert pair.target.spec.engine == "modules"  # as it was recorded
-    found = prompts_of(whole, manifest, pair.encoder)
+    found = prompts_of(whole)
     assert [len(tokens) for _, tokens in found] == [p.prompt_tokens for p in read_trace(whole).prompts]
 
 
@@ -77,7 +77,7 @@ def test_a_run_names_the_tokenizer_that_was_given(models: dict[str, Any], whole:
     recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["draft"]), limit=2)[0]
     manifest = Manifest.load(recorded)
     assert manifest.tokenizer == str(models["draft"])
-    assert len(prompts_of(recorded, manifest, load_pair_of(manifest).encoder)) == 2
+    assert len(prompts_of(recorded)) == 2
 
 
 class Interrupt:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING
 from functools import wraps
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
 from draftgauge.core.cache import cache_folder
@@ -14,7 +15,8 @@ from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
 from draftgauge.core.load import watched_load
 from draftgauge.core.progress import in_notebook, notebook_bars
 from draftgauge.core.prompts import write_prompts
-from draftgauge.core.settings import make_request, settings_of
+from draftgauge.core.provenance import PYTHON_CALL
+from draftgauge.core.settings import get_setting, given_settings, make_request, settings_of
 from draftgauge.core.table import Rows
 
 Result = TypeVar("Result")
@@ -53,6 +55,7 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
             with watched_load():
+                outer = PYTHON_CALL.set(PYTHON_CALL.get("") or _spelled(function.__name__, request))
                 try:
                     result = function(request, **further)
                 except Exception as error:
@@ -60,6 +63,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                         raise
                     said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
                     raise DraftgaugeError(f"memory ran out ({said}): {_MEMORY_ADVICE}") from error
+                finally:
+                    PYTHON_CALL.reset(outer)
             return Rows(result) if isinstance(result, list) else result
 
         call.__signature__ = _signature(request_class, [parameters[name] for name in own])  # type: ignore[attr-defined]
@@ -67,6 +72,12 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
         return call
 
     return decorate
+
+
+def _spelled(name: str, request: Any) -> str:
+    given = {entry.name: get_setting(request, entry) for entry in settings_of(type(request))}
+    plain = {key: str(given[key]) if isinstance(given[key], Path) else given[key] for key in given_settings(request)}
+    return f"draftgauge.{name}({', '.join(f'{key}={plain[key]!r}' for key in given if key in plain)})"
 
 
 def _documented(text: str, request_class: type) -> str:

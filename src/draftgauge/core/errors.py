@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class DraftgaugeError(ValueError):
     """Something the user can put right: a bad argument, file, model pair or folder."""
@@ -42,6 +45,14 @@ class ModelError(DraftgaugeError):
 
 class DivergenceError(DraftgaugeError):
     """A training whose loss is no finite number any more."""
+
+
+def warn(message: str) -> None:
+    """A Python warning that points at the caller's code: at the first frame outside of this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "draftgauge":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
