@@ -133,7 +133,7 @@ def test_answers_that_cannot_be_used_are_left_out_and_said(
     assert [prompt.index for prompt in trace.prompts] == [n for n in range(PROMPTS) if n not in left_out]
     assert Manifest.load(tmp_path / "run").complete
     (message,) = [str(each.message) for each in warned]
-    assert f"4 of {PROMPTS} answers cannot be used; of 2 (p1, p4): it has its reasoning or tool calls beside its text" in message
+    assert f"4 of {PROMPTS} answers cannot be used; of 2 (p1, p4): it has its reasoning or tool calls" in message
     assert "of 1 (p5): it has no text" in message
     assert "of 1 (p7): it is written with another tokenizer: it holds the token 500" in message
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "run").iterdir()}

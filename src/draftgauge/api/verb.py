@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING
 from functools import wraps
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
 from draftgauge.core.cache import cache_folder
@@ -16,7 +15,7 @@ from draftgauge.core.load import watched_load
 from draftgauge.core.progress import in_notebook, notebook_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.provenance import PYTHON_CALL
-from draftgauge.core.settings import get_setting, given_settings, make_request, settings_of
+from draftgauge.core.settings import make_request, settings_of
 from draftgauge.core.table import Rows
 
 Result = TypeVar("Result")
@@ -55,7 +54,9 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
             with watched_load():
-                outer = PYTHON_CALL.set(PYTHON_CALL.get("") or _spelled(function.__name__, request))
+                given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
+                spelled = PYTHON_CALL.get("") or f"draftgauge.{function.__name__}({', '.join(given)})"
+                outer = PYTHON_CALL.set(spelled)
                 try:
                     result = function(request, **further)
                 except Exception as error:
@@ -72,12 +73,6 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
         return call
 
     return decorate
-
-
-def _spelled(name: str, request: Any) -> str:
-    given = {entry.name: get_setting(request, entry) for entry in settings_of(type(request))}
-    plain = {key: str(given[key]) if isinstance(given[key], Path) else given[key] for key in given_settings(request)}
-    return f"draftgauge.{name}({', '.join(f'{key}={plain[key]!r}' for key in given if key in plain)})"
 
 
 def _documented(text: str, request_class: type) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from draftgauge.core.artefacts import parse_json, parse_json_lines, read_text
 from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import PromptError
-from draftgauge.core.files import atomic_write_bytes, atomic_write_text, explained
+from draftgauge.core.files import atomic_write_bytes, atomic_write_text
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 FORMS = ("prompt", "turns", "messages", "conversations", "body")
@@ -108,10 +108,9 @@ def kept_pipe(path: str | None) -> str | None:
     """A prompts argument; what a pipe holds, which can be read once, as a file in the cache, named by its content."""
     if path is None or not (Path(path).is_fifo() or Path(path).is_char_device()):
         return path
-    with explained(Path(path)):
-        content = Path(path).read_bytes()
-        kept = cache_folder() / "prompts" / hashlib.sha256(content).hexdigest()[:16] / "prompts.jsonl"
-        kept.parent.mkdir(parents=True, exist_ok=True)
+    content = Path(path).read_bytes()
+    kept = cache_folder() / "prompts" / hashlib.sha256(content).hexdigest()[:16] / "prompts.jsonl"
+    kept.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(kept, content)
     return str(kept)
 
@@ -233,9 +232,9 @@ def _parse(entry: Any, index: int, stem: str, where: str) -> Prompt:
 
 
 def _template_args(entry: dict[str, Any], where: str) -> dict[str, Any]:
-    if entry.get("functions"):
-        raise PromptError(f"{where}: functions are read by no chat template: write them as tools")
     args, tools = entry.get("chat_template_kwargs") or {}, entry.get("tools") or []
+    if entry.get("functions"):
+        raise PromptError(f"{where}: functions are the old form of tools: write them as tools")
     if isinstance(tools, str):  # as tables hold them
         tools = parse_json(tools, f"{where}: tools", error=PromptError)
     if not isinstance(args, dict) or not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -293,6 +292,8 @@ def _messages(entries: Any, form: str, where: str) -> list[Message]:
         said: dict[str, Any] = entry if isinstance(entry, dict) else {}
         role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
         more = {key: value for key, value in said.items() if value and key not in _MESSAGE_KEYS}
+        if "function_call" in more:
+            raise PromptError(f"{where}: message {number} has a function_call: write it as tool_calls")
         if "tool_calls" in more:
             more["tool_calls"] = _calls(more["tool_calls"], f"{where}: message {number}")
             content = content or ""  # OpenAI writes null
@@ -306,18 +307,14 @@ def _messages(entries: Any, form: str, where: str) -> list[Message]:
     return messages
 
 
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Calls of tools with their arguments as objects, as chat templates want them; OpenAI writes these as text."""
+def _calls(calls: Any, where: str) -> list[Any]:
+    """Calls of tools, their arguments as objects, as chat templates want them; OpenAI writes these as text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise PromptError(f"{where}: tool_calls must be a list of objects, not {_kind(calls)}")
-    read = []
-    for call in calls:
-        inner = call["function"] if isinstance(call.get("function"), dict) else call
-        if isinstance(inner.get("arguments"), str):
-            arguments = parse_json(inner["arguments"] or "{}", f"{where}: arguments of tool_calls", error=PromptError)
-            inner = {**inner, "arguments": arguments}
-        read.append({**call, "function": inner} if "function" in call else inner)
-    return read
+    for inner in (call.get("function", call) for call in calls):
+        if isinstance(inner, dict) and isinstance(inner.get("arguments"), str):
+            inner["arguments"] = parse_json(inner["arguments"] or "{}", f"{where}: arguments", error=PromptError)
+    return calls
 
 
 def check_unicode(text: str, where: str) -> None:

@@ -55,7 +55,8 @@ class BoundPair:
             )
         else:
             options = replace(options, compression=half_precision(self.target.spec.dtype))
-            name, source = LanguageModelSource.name, drafter
+            source: str | Path | None = drafter
+            name = LanguageModelSource.name
             if drafts_alone(drafter):
                 name, source = choose_drafter(drafter, None)
             kind = drafter_kind(name)

@@ -20,7 +20,6 @@ Message = Mapping[str, Any]
 PLAIN = Rendering()
 _TEMPLATE_PARAMETERS = ("tools", "documents")  # of apply_chat_template: what is left is not the template's own
 _REPEATING = 0.3  # share of distinct 4-grams below which an answer repeats itself
-_CALLS = ("tool_calls", "function_call")  # of a message
 _USUAL = ("system", "user", "assistant")  # roles that templates write as they are given
 _SHORT = 16  # tokens: too few to say that an answer repeats itself
 
@@ -68,7 +67,7 @@ def _conversation_ids(
         )
     if tokenizer.chat_template is not None:
         return token_ids(tokenizer, render(tokenizer, messages, rendering.template_args), special=False)
-    if rendering.template_args or any(key in message for message in messages for key in _CALLS):
+    if rendering.template_args or any(message.get("tool_calls") for message in messages):
         raise PromptError(
             "the tokenizer has no chat template to give arguments to: leave out chat_template_args and tools"
         )
@@ -105,19 +104,17 @@ def render(
     """A conversation as text, ready for the assistant's answer; no message, tool or call may be left out."""
     template = _check_arguments(tokenizer, template_args)
     text = _apply_template(tokenizer, messages, template_args)
-    expected: dict[str, str] = {}  # by mark
     # At the end of each message, as templates trim contents and cut the thinking off their beginnings.
-    marked: list[Message] = []
+    tools = {"tools": template_args["tools"]} if template_args.get("tools") else {}
+    marked, expected = [], [("toolmark", len(tools.get("tools", ())), "tools")]
     for number, message in enumerate(messages, start=1):
-        marked.append({**message, "content": f"{message['content']}message{number}mark"})
-        if message["content"].strip():
-            expected[f"message{number}mark"] = f"message {number}, of the role {message['role']!r}"
-        for key in _CALLS:
-            if key in message:
-                marked[-1] = {**marked[-1], key: _named(message[key], f"call{number}mark", expected, f"{key} {number}")}
-    tools = {"tools": _named(template_args["tools"], "toolmark", expected, "tools")} if "tools" in template_args else {}
-    seen = _apply_template(tokenizer, marked, {**template_args, **tools})
-    if lost := [what for mark, what in expected.items() if mark not in seen]:
+        calls = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {}
+        mark, said = f"message{number}mark", bool(message["content"].strip())
+        expected.append((mark, said, f"message {number}, of the role {message['role']!r}"))
+        expected.append((f"call{number}mark", len(calls.get("tool_calls", ())), f"tool_calls of message {number}"))
+        marked.append({**message, "content": message["content"] + mark, **_named(calls, f"call{number}mark")})
+    seen = _apply_template(tokenizer, marked, {**template_args, **_named(tools, "toolmark")})
+    if lost := [what for mark, count, what in expected if seen.count(mark) < count]:
         raise PromptError(
             f"the tokenizer's chat template leaves out {lost[0]}: leave it out, or give it a form and a role that the "
             "template knows"
@@ -131,17 +128,14 @@ def render(
     return text
 
 
-def _named(value: Any, mark: str, expected: dict[str, str], what: str) -> Any:
-    """Tools or calls with a mark at the end of each one's name, which is noted in ``expected``."""
+def _named(value: Any, mark: str) -> Any:
+    """Tools or calls with a mark at the end of their names."""
     if isinstance(value, list):
-        return [_named(each, f"{mark}{place}x", expected, what) for place, each in enumerate(value)]
-    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
-        return {**value, "function": _named(value["function"], mark, expected, what)}
-    name = value.get("name") if isinstance(value, Mapping) else None
-    if not isinstance(name, str):
-        raise PromptError(f"{what} must be objects with the text name, alone or in function")
-    expected[mark] = f"{name!r} of {what}"
-    return {**value, "name": name + mark}
+        return [_named(each, mark) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    name = {"name": value["name"] + mark} if isinstance(value.get("name"), str) else {}
+    return {key: _named(each, mark) for key, each in value.items()} | name
 
 
 def _apply_template(

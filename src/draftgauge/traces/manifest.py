@@ -109,11 +109,6 @@ class Manifest:
         allowed = self.command.replace("-", "_") if self.allowed is None else self.allowed
         return tuple(f"--{name.replace('_', '-')}" for name in CODE_OPTIONS if name in allowed)
 
-    @property
-    def again(self) -> str:
-        """What to do to record it again, as the beginning of a sentence's end."""
-        return "ask for the same again in Python" if "ipykernel" in self.command else f"run `{self.command}` again"
-
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
         identity: dict[str, Any] = {

@@ -90,7 +90,8 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
 
 def _prompts(request: TrainingSpec) -> list[Prompt]:
     if request.prompts is None:
-        asked = [tuple(Message(**message) for message in each) for each in bundled_questions()[: request.questions]]
+        questions = bundled_questions()[: request.questions]
+        asked = [tuple(Message(said["role"], said["content"]) for said in each) for each in questions]
         return [Prompt(number, str(number), "", TRAIN, messages=each) for number, each in enumerate(asked)]
     everything = for_training(read_prompts(request.prompts))
     prompts = everything[: request.questions]
