@@ -79,9 +79,6 @@ def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: 
     run = recorded(inputs, tmp_path / "run")
     with pytest.raises(DraftgaugeError, match="rounds"):
         bench(run, ["no-draft"], rounds=0, device="cpu")
-    inputs["prompts"].write_text(json.dumps({"prompt": "another", "task": "even"}))
-    with pytest.raises(TraceError, match="has changed since"):
-        bench(run, ["no-draft"], device="cpu")
     save_tiny(inputs["draft"], "qwen3", num_hidden_layers=1, seed=5)
     with pytest.raises(TraceError, match="not the model that this trace was recorded with"):
         bench(run, ["no-draft"], device="cpu")

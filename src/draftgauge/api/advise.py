@@ -13,10 +13,10 @@ import numpy as np
 
 from draftgauge.api.policies import NamedPolicy, default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.api.runs import only_run, read_run, warn
+from draftgauge.api.runs import only_run, read_run
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSIONS
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
 from draftgauge.models.reference import REFERENCE, resolve_source
@@ -171,8 +171,7 @@ def recorded_with(manifest: Manifest) -> tuple[str, ...]:
         words += ["--temperature", f"{manifest.temperature:g}"]
         words += ["--top-k", str(manifest.top_k)] if manifest.top_k else []
         words += ["--top-p", f"{manifest.top_p:g}"] if manifest.top_p < 1 else []
-    words += [flag for flag in ("--allow-pickle", "--trust-remote-code") if flag in manifest.command]
-    return (*words, *manifest.rendering.options)
+    return (*words, *manifest.code_options, *manifest.rendering.options)
 
 
 def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | None:

@@ -9,9 +9,9 @@ import numpy as np
 
 from draftgauge.api.policies import PAIR
 from draftgauge.api.requests import FitRequest
-from draftgauge.api.runs import fingerprints_of, read_run, select_runs, warn
+from draftgauge.api.runs import fingerprints_of, read_run, select_runs
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp

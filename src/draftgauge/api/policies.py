@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.runs import fingerprints_of, warn
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.api.runs import fingerprints_of
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.fitting.two_source import FITTED, replay_fitted
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batch import WHOLE_BATCH

@@ -24,10 +24,10 @@ from draftgauge.api.recording import (
     record_missing,
 )
 from draftgauge.api.requests import ProfileRequest, SamplingSpec
-from draftgauge.api.runs import read_run, warn, warn_of_other_costs
+from draftgauge.api.runs import read_run, warn_of_other_costs
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer

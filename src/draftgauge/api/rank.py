@@ -18,9 +18,8 @@ from draftgauge.api.pair import drafter_of, labelled, target_of
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
-from draftgauge.api.runs import warn
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory
+from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory, warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn

@@ -59,6 +59,6 @@ def check_prompt_tokens(trace: Trace) -> None:
     lacking = sum(len(prompt.prompt_token) != prompt.prompt_tokens for prompt in trace.prompts)
     if lacking:
         raise TraceError(
-            f"the policy reads the text, and the trace lacks the prompt tokens of {lacking} of {len(trace.prompts)} "
+            f"the text is needed, and the trace lacks the prompt tokens of {lacking} of {len(trace.prompts)} "
             "prompts (traces of earlier versions do): profile again into a new folder"
         )
