@@ -20,10 +20,10 @@ from draftgauge.api.report import write_report
 from draftgauge.api.runs import read_run
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.rendering import Rendering
-from draftgauge.fitting.stopping import fit_stopping
-from draftgauge.fitting.two_source import FITTED
+from draftgauge.judging.fitting.stopping import fit_stopping
+from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.splits import split_trace
 from draftgauge.policies.fitted import load_fitted, policy_of_file, save_fitted
-from draftgauge.replaying.splits import split_trace
 from draftgauge.serving.engines import ENGINES, engine_of
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
