@@ -1,7 +1,7 @@
 """DFlash (arXiv 2602.06036), which drafts a block in one pass, and DSpark, which adds two heads to it.
 
 The keys and values of the committed text are made of the target's fused hidden states, those of the block of its
-tokens: the last committed one and masks. Letters in shapes as in :mod:`draftgauge.drafters.checkpoints.decoder`.
+tokens: the last committed one and masks. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftgauge.drafters.anchors import AnchorCache, Places
-from draftgauge.drafters.checkpoints.decoder import DrafterNet
-from draftgauge.drafters.checkpoints.layouts import DFlashLayout
+from draftgauge.drafters.formats.decoder import DrafterNet
+from draftgauge.drafters.formats.layouts import DFlashLayout
 from draftgauge.drafters.reuse.blockwise import block_attention
 from draftgauge.drafters.reuse.rotary import Tables, window
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.checkpoints.layouts import DecoderSpec, DFlashLayout, Eagle3Layout, Layout
+from draftgauge.drafters.formats.layouts import DecoderSpec, DFlashLayout, Eagle3Layout, Layout
 
 FUSE, EMBEDDING, HEAD = "fc.weight", "embed_tokens.weight", "lm_head.weight"
 TO_TARGET, DRAFTED = "d2t", "t2d"  # offsets of the target's ids from the draft's; which of the target's are drafted

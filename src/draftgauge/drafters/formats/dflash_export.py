@@ -12,8 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.formats.writing import (
+    ascending,
+    check_embedding,
+    decoder_settings,
+    taken_apart,
+    vocabulary_map,
+)
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.exporting.writing import ascending, check_embedding, decoder_settings, taken_apart, vocabulary_map
 from draftgauge.models.reference import resolve_source
 
 SPECULATORS_VERSION = "0.9.0"  # whose configuration this is

@@ -1,7 +1,7 @@
 """An EAGLE-3 drafter (Li et al. 2025, arXiv 2503.01840) as published.
 
 Its first layer takes in a token's embedding beside a state: the target's fused hidden states at the first token of a
-draft, its own output after that. Letters in shapes as in :mod:`draftgauge.drafters.checkpoints.decoder`.
+draft, its own output after that. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
-from draftgauge.drafters.checkpoints.decoder import DrafterNet
-from draftgauge.drafters.checkpoints.layouts import Eagle3Layout
+from draftgauge.drafters.formats.decoder import DrafterNet
+from draftgauge.drafters.formats.layouts import Eagle3Layout
 from draftgauge.drafters.reuse.attention import Heads
 from draftgauge.drafters.reuse.joint import joint_attention
 from draftgauge.drafters.reuse.rotary import Tables, window

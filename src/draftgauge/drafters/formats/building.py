@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.checkpoints.decoder import DrafterNet, Weights
-from draftgauge.drafters.checkpoints.dflash import DFlashNet
-from draftgauge.drafters.checkpoints.eagle3 import Eagle3Net
-from draftgauge.drafters.checkpoints.files import read_tensors
-from draftgauge.drafters.checkpoints.layouts import DFlashLayout, Eagle3Layout, Layout
-from draftgauge.drafters.checkpoints.shapes import DRAFTED, EMBEDDING, FUSE, HEAD, TO_TARGET, check_weights
+from draftgauge.drafters.formats.decoder import DrafterNet, Weights
+from draftgauge.drafters.formats.dflash import DFlashNet
+from draftgauge.drafters.formats.eagle3 import Eagle3Net
+from draftgauge.drafters.formats.files import read_tensors
+from draftgauge.drafters.formats.layouts import DFlashLayout, Eagle3Layout, Layout
+from draftgauge.drafters.formats.shapes import DRAFTED, EMBEDDING, FUSE, HEAD, TO_TARGET, check_weights
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_rules import specforge_taps
 

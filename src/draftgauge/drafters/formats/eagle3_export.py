@@ -14,8 +14,14 @@ import torch
 from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.formats.writing import (
+    ascending,
+    check_embedding,
+    decoder_settings,
+    taken_apart,
+    vocabulary_map,
+)
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.exporting.writing import ascending, check_embedding, decoder_settings, taken_apart, vocabulary_map
 
 DESIGN = "hidden"
 LLAMA_CPP_TAPS = 3

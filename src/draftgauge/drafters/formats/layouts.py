@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.checkpoints.settings import Settings
+from draftgauge.drafters.formats.settings import Settings
 
 FORMATS = (
     "EAGLE-3 (SafeAILab, SGLang, DeepSpec, speculators) and DFlash or DSpark (z-lab, SpecForge, DeepSpec, speculators)"
