@@ -16,6 +16,7 @@ from draftgauge.core.load import watched_load
 from draftgauge.core.locks import in_turn
 from draftgauge.core.progress import python_bars
 from draftgauge.core.prompts import write_prompts
+from draftgauge.core.provenance import PYTHON_CALL
 from draftgauge.core.settings import make_request, settings_of
 from draftgauge.core.table import Rows
 
@@ -44,7 +45,6 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
         own = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
 
         @wraps(function)
-        @sigterm_interrupts()
         def call(*arguments: Any, **keywords: Any) -> Any:
             further = {name: keywords.pop(name) for name in own if name in keywords}
             if "progress" in own and "progress" not in further:
@@ -56,7 +56,10 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
             pair = further.get("pair")
-            with in_turn(*(() if pair is None else pair.models)), watched_load():
+            with sigterm_interrupts(), in_turn(*(() if pair is None else pair.models)), watched_load():
+                given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
+                spelled = PYTHON_CALL.get("") or f"draftgauge.{function.__name__}({', '.join(given)})"
+                outer = PYTHON_CALL.set(spelled)
                 try:
                     result = function(request, **further)
                 except Exception as error:
@@ -64,6 +67,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                         raise
                     said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
                     raise DraftgaugeError(f"memory ran out ({said}): {_MEMORY_ADVICE}") from error
+                finally:
+                    PYTHON_CALL.reset(outer)
             return Rows(result) if isinstance(result, list) else result
 
         call.__signature__ = _signature(request_class, [parameters[name] for name in own])  # type: ignore[attr-defined]

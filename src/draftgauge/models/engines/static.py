@@ -7,13 +7,13 @@ all positions of the bucket. On a CPU the same passes run eagerly.
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftgauge.core.errors import warn
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static_rows import FIRST_BUCKET, GraphPool, RowsPass, Run, Shape, bucket_of, graph_pool
 from draftgauge.models.transformers_calls import attention_kernels
@@ -38,9 +38,8 @@ class StaticModel(LeanModel):
         self._graphs: dict[tuple[int, int], Run] = {}
         self._pool = graph_pool(self.spec.device, self._weights.eager)
         if self.spec.device.type == "cuda" and self._pool is None:
-            warnings.warn(
+            warn(
                 f"the static engine runs this {self.spec.family} model without CUDA graphs: {self._weights.eager}",
-                stacklevel=3,
             )
 
     @torch.inference_mode()

@@ -9,7 +9,6 @@ it sees, its *bucket*.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import ModelError, warn
 from draftgauge.models.device import free_bytes, upload
 from draftgauge.models.engines.lean import PREFILL_CHUNK, LeanModel, run_layers
 from draftgauge.models.engines.lean_attention import attend_over, masks_by_layer
@@ -288,7 +287,7 @@ class GraphPool:
                 raise cause from None
             self._records = False
             why = str(cause).split("\n", 1)[0]
-            warnings.warn(f"passes are launched kernel by kernel, as none could be recorded: {why}", stacklevel=2)
+            warn(f"passes are launched kernel by kernel, as none could be recorded: {why}")
             return run
 
         def replay() -> Result:
