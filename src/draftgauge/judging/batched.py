@@ -73,8 +73,9 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
         for slot in free:
             prompt = next(waiting, None)
             if prompt is None:
+                committed, drafted, accepted = counts.tolist()
                 seconds = _seconds(costs, drafts, verifications, asks)
-                return BatchReplay(batch, len(verifications), *counts.tolist(), seconds=seconds)
+                return BatchReplay(batch, len(verifications), committed, drafted, accepted, seconds)
             slots[slot] = _Cursor(*trace.offsets[prompt : prompt + 2].tolist())
             policy.begin(slot, trace.prompts[prompt].prompt_token)
         context = int(max(contexts[cursor.row] for cursor in slots.values()))
@@ -87,8 +88,9 @@ def replay_batch(trace: Trace, policy: BatchPolicy, costs: BatchCosts, batch: in
             drafts.append((len(drafting), tokens, context))
             for slot in drafting:
                 at = slots[slot].row, depth - 1
-                read = (*(float(field[at]) for field in fields), int(trace.draft_token[at])) if asks else (NAN,) * 3
-                shown[slot].append(Signal(depth, *read))
+                confidence, entropy, margin = (float(field[at]) if asks else NAN for field in fields)
+                token = int(trace.draft_token[at]) if asks else -1
+                shown[slot].append(Signal(depth, confidence, entropy, margin, token))
             able = {slot: shown[slot][-1] for slot in drafting if depth < room[slot]}
             drafting = policy.onward(able) if able else []
         verified = {slot: len(signals) for slot, signals in shown.items()}
