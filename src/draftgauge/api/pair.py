@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Pair:
 
     Attributes:
         target_name, draft_name: what was asked for; the latter None for a kind that takes no source.
+        spec: how it was loaded.
     """
 
     target: CachedModel
@@ -50,6 +51,7 @@ class Pair:
     draft_name: str | None
     compression: str
     taps: Taps | None = None
+    spec: PairSpec = field(default_factory=PairSpec)
 
     @property
     def draft(self) -> CachedModel | None:
@@ -113,7 +115,7 @@ def load_pair(spec: PairSpec) -> Pair:
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
     draft = None if source is None else spec.drafter if str(source) == spec.drafter else spec.draft
-    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, draft, compression, taps)
+    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, draft, compression, taps, spec)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
