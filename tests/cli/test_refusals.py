@@ -34,7 +34,7 @@ def test_a_json_file_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
 )
 def test_a_folder_that_is_no_model(name: str, hint: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
-    said = refusal("generate", "hi", "--draft", str(tmp_path))
+    said = refusal("generate", "hi", "--drafter", str(tmp_path))
     assert str(tmp_path) in said
     assert hint in said
 
