@@ -16,10 +16,10 @@ from draftgauge.api.demo import demo
 from draftgauge.api.profile import profile
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.provenance import read_measurement
+from draftgauge.judging.splits import prompt_keys, split_trace
 from draftgauge.models.device import torch_threads
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying.splits import prompt_keys, split_trace
 from draftgauge.traces.reader import read_trace
 from small_profiles import save_models
 from tiny import save_tiny

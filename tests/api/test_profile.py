@@ -15,8 +15,8 @@ from draftgauge.api.pair import load_pair_of
 from draftgauge.api.profile import profile, profile_rows
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
-from draftgauge.replaying.evaluate import evaluate
-from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.judging.evaluate import evaluate
+from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
