@@ -33,12 +33,12 @@ def advise(
 @overload
 def bench(
     folder: _Text | None = None, policies: _Text | Sequence[_Text] = (), *, target: _Text | None = None,
-    draft: _Text | None = 'reference', compression: _Text | Sequence[_Text] = ('uncompressed',),
-    drafter: _Text | None = None, device: _Text | None = None, trust_remote_code: bool = False,
-    tokenizer: _Text | None = None, engine: _Text = 'auto', device_map: _Text | None = None,
-    draft_device: _Text | None = None, allow_pickle: bool = False, prompts: _Prompts | _Text | None = None,
-    limit: int | None = None, per_task: int | None = None, tasks: _Text | Sequence[_Text] = (),
-    split: _Text | None = None, long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
+    drafter: _Text | None = None, compression: _Text | Sequence[_Text] = ('uncompressed',),
+    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
+    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
+    allow_pickle: bool = False, prompts: _Prompts | _Text | None = None, limit: int | None = None,
+    per_task: int | None = None, tasks: _Text | Sequence[_Text] = (), split: _Text | None = None,
+    long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
     chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
     gamma_max: int = 16, cost_seconds: float = 15.0, measure: bool = False, over: _Text | None = None,
     baselines: bool = True, rounds: int | None = None, seconds: float | None = None, datastore: _Text | None = None,
@@ -78,17 +78,16 @@ def build_datastore(
     """Add the outputs of recorded runs to a datastore; the file is made if it is not there."""
 
 def demo(
-    out: _Text = ..., seconds: float = 105.0, *, target: _Text | None = None, draft: _Text | None = 'reference',
-    compression: _Text | Sequence[_Text] = ('uncompressed', 'int8', 'nf4'), drafter: _Text | None = None,
-    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
-    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
-    allow_pickle: bool = False, prompts: _Prompts | _Text | None = None, limit: int | None = None,
-    per_task: int | None = 6, tasks: _Text | Sequence[_Text] = (), split: _Text | None = None,
-    long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
-    chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 96,
-    gamma_max: int = 8, cost_seconds: float = 15.0, measure: bool = False, rounds: int = 1,
-    progress: Callable[[str, int, int], None] = ..., on_text: Callable[[str, str], None] | None = None,
-    on_rows: Callable[[str, Sequence[dict[str, Any]]], None] = ...,
+    out: _Text = ..., seconds: float = 105.0, *, target: _Text | None = None, drafter: _Text | None = None,
+    compression: _Text | Sequence[_Text] = ('uncompressed', 'int8', 'nf4'), device: _Text | None = None,
+    trust_remote_code: bool = False, tokenizer: _Text | None = None, engine: _Text = 'auto',
+    device_map: _Text | None = None, draft_device: _Text | None = None, allow_pickle: bool = False,
+    prompts: _Prompts | _Text | None = None, limit: int | None = None, per_task: int | None = 6,
+    tasks: _Text | Sequence[_Text] = (), split: _Text | None = None, long_prompts: _Text = 'error',
+    chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
+    system: _Text | None = None, max_new_tokens: int = 96, gamma_max: int = 8, cost_seconds: float = 15.0,
+    measure: bool = False, rounds: int = 1, progress: Callable[[str, int, int], None] = ...,
+    on_text: Callable[[str, str], None] | None = None, on_rows: Callable[[str, Sequence[dict[str, Any]]], None] = ...,
 ) -> Rows:
     """Record, replay and bench a pair within ``seconds`` and write the report."""
 
@@ -105,17 +104,16 @@ def diagnose(
 
 def doctor(
     folder: _Text | None = None, url: _Text | None = None, server: _Text | None = None,
-    costs_file: _Text | None = None, *, target: _Text | None = None, draft: _Text | None = 'reference',
-    compression: _Text | Sequence[_Text] = ('uncompressed',), drafter: _Text | None = None,
-    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
-    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
-    allow_pickle: bool = False, prompts: _Prompts | _Text | None = None, limit: int | None = None,
-    per_task: int | None = 4, tasks: _Text | Sequence[_Text] = (), split: _Text | None = None,
-    long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
-    chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
-    gamma_max: int = 8, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
-    checkpoint_sampling: bool = False, seed: int = 0, cost_seconds: float = 15.0, measure: bool = False,
-    out: _Text | None = None, progress: Callable[[str, int, int], None] = ...,
+    costs_file: _Text | None = None, *, target: _Text | None = None, drafter: _Text | None = None,
+    compression: _Text | Sequence[_Text] = ('uncompressed',), device: _Text | None = None,
+    trust_remote_code: bool = False, tokenizer: _Text | None = None, engine: _Text = 'auto',
+    device_map: _Text | None = None, draft_device: _Text | None = None, allow_pickle: bool = False,
+    prompts: _Prompts | _Text | None = None, limit: int | None = None, per_task: int | None = 4,
+    tasks: _Text | Sequence[_Text] = (), split: _Text | None = None, long_prompts: _Text = 'error',
+    chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
+    system: _Text | None = None, max_new_tokens: int = 128, gamma_max: int = 8, temperature: float = 0.0,
+    top_k: int = 0, top_p: float = 1.0, checkpoint_sampling: bool = False, seed: int = 0, cost_seconds: float = 15.0,
+    measure: bool = False, out: _Text | None = None, progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Look for the usual reasons why a drafter is hardly accepted or speculation is no faster."""
 
@@ -144,12 +142,12 @@ def fit(
 @overload
 def generate(
     prompt: _Text | Sequence[int], policy: _Text = 'two-source', *, target: _Text | None = None,
-    draft: _Text | None = 'reference', compression: _Text | Sequence[_Text] = ('uncompressed',),
-    drafter: _Text | None = None, device: _Text | None = None, trust_remote_code: bool = False,
-    tokenizer: _Text | None = None, engine: _Text = 'auto', device_map: _Text | None = None,
-    draft_device: _Text | None = None, allow_pickle: bool = False, max_new_tokens: int = 128, gamma_max: int = 16,
-    temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, checkpoint_sampling: bool = False, seed: int = 0,
-    cost_seconds: float = 15.0, measure: bool = False, stop: _Text | Sequence[_Text] = (), chat: bool | None = None,
+    drafter: _Text | None = None, compression: _Text | Sequence[_Text] = ('uncompressed',),
+    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
+    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
+    allow_pickle: bool = False, max_new_tokens: int = 128, gamma_max: int = 16, temperature: float = 0.0,
+    top_k: int = 0, top_p: float = 1.0, checkpoint_sampling: bool = False, seed: int = 0, cost_seconds: float = 15.0,
+    measure: bool = False, stop: _Text | Sequence[_Text] = (), chat: bool | None = None,
     datastore: _Text | None = None, chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None,
     objects: Mapping[str, Policy] | None = None, on_text: Callable[[str, str], None] | None = None,
     progress: Callable[[str, int, int], None] = ...,
@@ -169,28 +167,27 @@ def generate(
     """Decode one prompt: ``.text``, ``.tokens``, and ``.steps``, how they came about."""
 
 def load_pair(
-    target: _Text | None = None, draft: _Text | None = 'reference',
-    compression: _Text | Sequence[_Text] = ('uncompressed',), drafter: _Text | None = None, *,
-    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
-    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
-    allow_pickle: bool = False,
+    target: _Text | None = None, drafter: _Text | None = None,
+    compression: _Text | Sequence[_Text] = ('uncompressed',), *, device: _Text | None = None,
+    trust_remote_code: bool = False, tokenizer: _Text | None = None, engine: _Text = 'auto',
+    device_map: _Text | None = None, draft_device: _Text | None = None, allow_pickle: bool = False,
 ) -> Pair:
     """Load a target, at a single compression, and what drafts for it, and check that they belong together."""
 
 @overload
 def profile(
-    out: _Text, seconds: float | None = None, *, target: _Text | None = None, draft: _Text | None = 'reference',
-    compression: _Text | Sequence[_Text] = ('uncompressed',), drafter: _Text | None = None,
-    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
-    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
-    allow_pickle: bool = False, prompts: _Prompts | _Text | None = None, limit: int | None = None,
-    per_task: int | None = None, tasks: _Text | Sequence[_Text] = (), split: _Text | None = None,
-    long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
-    chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
-    gamma_max: int = 16, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
-    checkpoint_sampling: bool = False, seed: int = 0, cost_seconds: float = 15.0, measure: bool = False,
-    batches: _Text | Sequence[int] = (), outputs: _Text | None = None, plan: bool = False, executor: _Text = 'local',
-    cpus: int = 1, gpus: float = 0, shards: int = 1, progress: Callable[[str, int, int], None] = ...,
+    out: _Text, seconds: float | None = None, *, target: _Text | None = None, drafter: _Text | None = None,
+    compression: _Text | Sequence[_Text] = ('uncompressed',), device: _Text | None = None,
+    trust_remote_code: bool = False, tokenizer: _Text | None = None, engine: _Text = 'auto',
+    device_map: _Text | None = None, draft_device: _Text | None = None, allow_pickle: bool = False,
+    prompts: _Prompts | _Text | None = None, limit: int | None = None, per_task: int | None = None,
+    tasks: _Text | Sequence[_Text] = (), split: _Text | None = None, long_prompts: _Text = 'error',
+    chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
+    system: _Text | None = None, max_new_tokens: int = 128, gamma_max: int = 16, temperature: float = 0.0,
+    top_k: int = 0, top_p: float = 1.0, checkpoint_sampling: bool = False, seed: int = 0, cost_seconds: float = 15.0,
+    measure: bool = False, batches: _Text | Sequence[int] = (), outputs: _Text | None = None, plan: bool = False,
+    executor: _Text = 'local', cpus: int = 1, gpus: float = 0, shards: int = 1,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Record traces and cost curves of a pair, one run for each compression of the target."""
 
