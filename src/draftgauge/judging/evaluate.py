@@ -115,25 +115,25 @@ def evaluate(
     all_fixed = replay_fixed_all(trace, costs)
     best_gamma = _best_of(all_fixed) if best_fixed is None else best_fixed
     fixed, bound = all_fixed[best_gamma], outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs)
-    rival = None if against.best_rival is None else outcomes[against.best_rival]
-    plain, grams, conversation = plain_replay(trace, costs), prompt_gram_counts(trace), conversations(trace)
-    ratio, groups = costs.cost_ratio(), list(task_masks(trace))
-    bases = {
-        task: [None if of is None else of.speed(conversation, mask) for of in (plain, fixed, rival)]
-        for task, mask in groups
-    }
+    grams, conversation = prompt_gram_counts(trace), conversations(trace)
+    bases = {"plain": plain_replay(trace, costs), "fixed": fixed}
+    bases |= {} if against.best_rival is None else {"rival": outcomes[against.best_rival]}
+    groups = [
+        (task, mask, {name: of.speed(conversation, mask) for name, of in bases.items()})
+        for task, mask in task_masks(trace)
+    ]
+    ratio = costs.cost_ratio()
     rows: list[Row] = []
     for name, outcome in outcomes.items():
-        for task, mask in groups:
-            speed, (of_plain, of_fixed, of_rival) = outcome.speed(conversation, mask), bases[task]
-            assert of_plain is not None and of_fixed is not None
+        for task, mask, base in groups:
+            speed = outcome.speed(conversation, mask)
             steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # or means over walks
             accepted, text = float(outcome.accepted[mask].sum()), float(outcome.accepted_text[mask].sum())
             proposed = drafted + (outcome.appended - outcome.dropped)[mask].sum().item()
-            gain = speed.over(of_fixed, resamples).gain
+            gain = speed.over(base["fixed"], resamples).gain
             over_rival: Row = dict.fromkeys(("gain_over_rival", "gain_over_rival_low", "gain_over_rival_high"))
-            if of_rival is not None:
-                over_rival |= columns("gain_over_rival", speed.over(of_rival, resamples).gain)
+            if "rival" in base:
+                over_rival |= columns("gain_over_rival", speed.over(base["rival"], resamples).gain)
             pace, slow, top = (1 / float(each.seconds[mask].sum()) for each in (outcome, fixed, bound))
             row: Row = {
                 "policy": name,
@@ -154,7 +154,7 @@ def evaluate(
                 "source_text": text / steps,
                 "distinct_4grams": distinct_ratio(grams[mask]),
                 **columns("tokens_per_second", speed.interval(resamples)),
-                **columns("ratio_to_plain", speed.over(of_plain, resamples)),
+                **columns("ratio_to_plain", speed.over(base["plain"], resamples)),
                 "best_fixed_gamma": best_gamma,
                 "best_fixed_from": SAME_PROMPTS if best_fixed is None else TRAIN,
                 **columns("gain", gain),
@@ -165,7 +165,7 @@ def evaluate(
                 "captured": None if math.isclose(top, slow, rel_tol=1e-9) else (pace - slow) / (top - slow),
             }
             rows.append(row)
-    for task, _ in groups:
+    for task, *_ in groups:
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([cast(float, row["p_value"]) for row in tested]), strict=True):
             row["p_holm"] = adjusted
