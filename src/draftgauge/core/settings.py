@@ -29,6 +29,7 @@ def option(
     name: str = "",
     negative: str = "",
     repeated: bool = False,
+    hidden: bool = False,
 ) -> Any:
     """A dataclass field that is an option of a verb; other fields belong to the configuration alone.
 
@@ -38,8 +39,10 @@ def option(
         name: the option's name where it is not the field's, e.g. ``--policy``.
         negative: the option that sets a boolean to False where that is not ``--no-<name>``, e.g. ``--raw``.
         repeated: a tuple whose items are given one by one, because commas are part of an item.
+        hidden: it is taken, and shown by no help: the former name of another.
     """
     metadata = {"help": help, "short": short, "option": name, "negative": negative, "repeated": repeated}
+    metadata["hidden"] = hidden
     return field(default=default, metadata=metadata, kw_only=not positional)
 
 
@@ -59,6 +62,7 @@ class Setting:
     option: str = ""
     negative: str = ""
     repeated: bool = False
+    hidden: bool = False
 
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:
@@ -105,8 +109,9 @@ def make_request(
     twice = sorted(set(given) & set(keywords))
     unknown = sorted(set(keywords) - set(settings))
     if twice or unknown:
+        shown = (name for name, entry in settings.items() if not entry.hidden)
         said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(map(repr, unknown))}"
-        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(settings)}")
+        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(shown)}")
     given |= keywords
     missing = [name for name, entry in settings.items() if entry.default is MISSING and name not in given]
     if missing:
