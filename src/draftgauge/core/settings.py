@@ -29,20 +29,18 @@ def option(
     name: str = "",
     negative: str = "",
     repeated: bool = False,
-    hidden: bool = False,
 ) -> Any:
     """A dataclass field that is an option of a verb; other fields belong to the configuration alone.
 
     Args:
         default: of the field; none for a required one.
+        help: what it does; empty for the former name of another, which is taken and not shown.
         positional: it may be given without its name.
         name: the option's name where it is not the field's, e.g. ``--policy``.
         negative: the option that sets a boolean to False where that is not ``--no-<name>``, e.g. ``--raw``.
         repeated: a tuple whose items are given one by one, because commas are part of an item.
-        hidden: it is taken, and shown by no help: the former name of another.
     """
     metadata = {"help": help, "short": short, "option": name, "negative": negative, "repeated": repeated}
-    metadata["hidden"] = hidden
     return field(default=default, metadata=metadata, kw_only=not positional)
 
 
@@ -62,7 +60,10 @@ class Setting:
     option: str = ""
     negative: str = ""
     repeated: bool = False
-    hidden: bool = False
+
+    @property
+    def hidden(self) -> bool:
+        return not self.help
 
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:

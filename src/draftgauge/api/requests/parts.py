@@ -75,7 +75,7 @@ class PairSpec:
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
-    draft: str | None = option(None, help="former name of 'drafter', where a model drafts.", hidden=True)
+    draft: str | None = option(None, help="")  # former name of ``drafter`` where a model drafts
 
     def __post_init__(self) -> None:
         check_each_once("compression", self.compression)
