@@ -87,7 +87,7 @@ def test_replay(run: Path) -> None:
 
 def test_advise_and_report(run: Path, tmp_path: Path) -> None:
     named = tuple(policy for policy in EVERY if policy not in ("no-draft", "fixed:0"))
-    settings = {row["setting"] for row in advise(run, policies=named)}
+    settings = {row["policy"] for row in advise(run, policies=named)}
     assert settings >= set(named) - {"no-draft"}
     written = write_run(tmp_path / "written", 40)  # enough to be divided
     page = report(written, policies=named, out=tmp_path / "new" / "report.html").read_text(encoding="utf-8")
