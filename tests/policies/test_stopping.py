@@ -94,7 +94,10 @@ def _goes_on(policy: ThroughputStopping, confidences: list[float]) -> bool:
 @pytest.mark.parametrize("name", ["stopping", "two-source"])
 def test_the_bundled_numbers_serve_drafts_of_any_length(name: str) -> None:
     for gamma_max in (1, 3, 16, 30):
-        assert make_policy(name, gamma_max, LinearCosts(drafting=0.01)).limit() == gamma_max
+        policy = make_policy(name, gamma_max, LinearCosts(drafting=0.01))
+        assert policy.limit() == gamma_max
+    last = bundled_policy(name).parameters["accepted_by_depth"][-1]
+    assert policy.numbers.accepted_by_depth[-14:] == (last,) * 14  # of 30, beyond what was fitted
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
