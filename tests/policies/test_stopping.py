@@ -59,6 +59,7 @@ def test_a_step_by_hand() -> None:
     policy = ThroughputStopping(HALF, LinearCosts())
     policy._least = np.array([0.6] * GAMMA_MAX)
     assert policy.limit() == GAMMA_MAX
+    assert policy.chance(np.array([0.0, 1.0])).tolist() == pytest.approx([1e-6, 1 - 1e-4], rel=1e-9)
     assert [policy.keep_drafting(Signal(depth, 0.8, 0.0, 0.0)) for depth in (1, 2, 3)] == [True, True, False]
 
 
