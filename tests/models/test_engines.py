@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models import growing
 from draftgauge.models.base import CachedModel
-from draftgauge.models.engines import lean, lean_ops
+from draftgauge.models.engines import lean_ops
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
 from tiny import ATTENTION, FAMILIES, LEAN, MIXTURES, one_pass, tiny_model, tokens
@@ -150,7 +151,7 @@ def test_branches_outside_the_cached_text_are_refused(engine: str, start: int) -
 
 
 def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "FIRST_CAPACITY", 512)
+    monkeypatch.setattr(growing, "FIRST_CAPACITY", 512)
     model = tiny_model(max_position_embeddings=1300, num_hidden_layers=1)
     text = tokens(1250)
     cached = wrap(model, "lean")

@@ -27,7 +27,7 @@ from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.drafters.recorded import record_passes
+from draftgauge.drafters.base import record_passes
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy

@@ -22,9 +22,9 @@ from draftgauge.meter import measured_span
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes
 from draftgauge.models.engines.gguf_library import is_gguf
-from draftgauge.models.engines.lean import most_places
 from draftgauge.models.engines.lean_ops import PACK_LIMIT
 from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.growing import most_places
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration
 

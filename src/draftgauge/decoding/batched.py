@@ -23,7 +23,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.stopping import Stopper
 from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.device import upload
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.verification import accept_greedy, best_tokens, check_finite

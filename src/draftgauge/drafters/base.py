@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.models.base import CachedModel
+from draftgauge.models.engines.static import StaticModel
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal
 
 KeepDrafting = Callable[[Signal], bool]
@@ -100,6 +101,26 @@ class CatchesUp(Protocol):
 @runtime_checkable
 class RunsModel(Protocol):
     model: CachedModel
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A drafter that records what it runs."""
+
+    def record_passes(self, most: int, longest: int) -> None:
+        """Record what drafts of up to ``most`` tokens run in texts of up to ``longest``."""
+
+
+def record_passes(target: CachedModel, drafter: Drafter | None, gamma_max: int, longest: int) -> None:
+    """Record on a GPU what steps with drafts of up to ``gamma_max`` tokens run, before something is timed.
+
+    The caches are empty afterwards.
+    """
+    for model in (target, drafter.model if isinstance(drafter, RunsModel) else None):
+        if isinstance(model, StaticModel):
+            model.record(gamma_max + 1, longest)
+    if isinstance(drafter, Records):
+        drafter.record_passes(gamma_max, longest)
 
 
 def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:

@@ -21,7 +21,7 @@ from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.device import upload
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal
 from draftgauge.verification.signals import read_signals
 

@@ -15,7 +15,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.meter.costs import rising_row
 from draftgauge.meter.steps import LOOKS
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.static_rows import StaticRows, check_caches_fit
+from draftgauge.models.engines.static import StaticRows, check_caches_fit
 from draftgauge.policies.base import Signal, Step
 from draftgauge.traces.batch_costs import BatchCosts
 

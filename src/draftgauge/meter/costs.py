@@ -24,8 +24,7 @@ from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted
-from draftgauge.drafters.recorded import record_passes
+from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted, record_passes
 from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload

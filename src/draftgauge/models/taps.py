@@ -22,7 +22,8 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.engines.gguf import GgufModel
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.modules_model import ModulesModel, rollback_cache
-from draftgauge.models.hidden import HiddenStates, watching
+from draftgauge.models.growing import HiddenStates
+from draftgauge.models.hidden import watching
 from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument

@@ -20,7 +20,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from draftgauge.core.errors import ModelError, is_out_of_memory
 from draftgauge.models.base import BranchSession, ModelSpec
 from draftgauge.models.engines.modules_branches import MaskedBranches, SequentialBranches, takes_branch_masks
-from draftgauge.models.hidden import HiddenStates, watching
+from draftgauge.models.growing import HiddenStates
+from draftgauge.models.hidden import watching
 from draftgauge.models.spec import check_context, check_starts, model_spec
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
