@@ -19,6 +19,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.drafters import anchors
 from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.reuse import live
+from draftgauge.models.graphs import Recorded
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
 from tiny import tokens
