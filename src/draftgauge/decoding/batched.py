@@ -18,11 +18,9 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import SignalName
-from draftgauge.decoding.clock import seconds
-from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.decoding.stopping import Stopper
+from draftgauge.decoding.settings import DecodingSettings, Stopper
 from draftgauge.drafters.draft_builder import until_end
-from draftgauge.models.device import upload
+from draftgauge.models.device import seconds, upload
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy

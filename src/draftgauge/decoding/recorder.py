@@ -13,8 +13,7 @@ from torch import Generator, Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.plain import plain_decode, prefill
-from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.decoding.stopping import Finish
+from draftgauge.decoding.settings import DecodingSettings, Finish
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import CHUNK, Chances, DenseDrafts, DraftsRefused, draft_everywhere
 from draftgauge.models.base import CachedModel

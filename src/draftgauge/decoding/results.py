@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from draftgauge.decoding.stopping import Finish
+from draftgauge.decoding.settings import Finish
 from draftgauge.policies.base import Step
 
 Origin = Literal["accepted", "text", "corrected", "bonus", "plain"]

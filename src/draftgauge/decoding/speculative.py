@@ -8,15 +8,13 @@ import torch
 from torch import Generator, Tensor
 
 from draftgauge.core.signals import SignalName
-from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, origins_of
-from draftgauge.decoding.settings import DecodingSettings, check_request
-from draftgauge.decoding.stopping import Stopper
+from draftgauge.decoding.settings import DecodingSettings, Stopper, check_request
 from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, completed, device_of
 from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.base import CachedModel
-from draftgauge.models.device import upload
+from draftgauge.models.device import seconds, upload
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.verification import (
     Verdict,

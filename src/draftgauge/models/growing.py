@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,9 +52,15 @@ class HiddenStates:
     def rows(self, begin: int, end: int) -> Tensor:
         return self._rows[begin:end]
 
-    def places(self, begin: int, end: int) -> dict[int, Tensor]:
-        """Where the states ``[end - begin, H]`` of each layer belong, by layer: views to be written to."""
-        return dict(zip(self.layers, self.reserve(end)[begin:end].unbind(1), strict=True))
+    def keep(self, begin: int, end: int) -> Callable[[int, Tensor], None]:
+        """Takes a layer and the states ``[end - begin, H]`` that it gives at these positions."""
+        places = dict(zip(self.layers, self.reserve(end)[begin:end].unbind(1), strict=True))
+
+        def keep(layer: int, states: Tensor) -> None:
+            if layer in places:
+                places[layer].copy_(states)
+
+        return keep
 
     def reserve(self, end: int) -> Tensor:
         """The whole store ``[positions, S, H]`` with room up to ``end``."""

@@ -18,8 +18,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from draftgauge.drafters.anchors import KeysValues
+from draftgauge.models.device import private
 
 FUSED_DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
+_NAME = "ops.aten._scaled_dot_product_flash_attention"
+FLASH = {
+    "cpu": (f"{_NAME}_for_cpu", f"{_NAME}_for_cpu_backward"),
+    "cuda": (_NAME, f"{_NAME}_backward"),
+}  # PyTorch's own: where it lacks one, scores are written out
 
 
 def joint_attention(
@@ -44,10 +50,13 @@ def joint_attention(
 
 
 def _has_flash(queries: Tensor) -> bool:
-    """Whether the flash kernels take them: on a GPU in half precision, from Ampere on, heads of up to 256 by eights."""
+    """Whether flash kernels take them: on a GPU in half precision, from Ampere on, heads of up to 256 by eights."""
     kind, width = queries.device.type, queries.shape[-1]
-    known = queries.dtype in FUSED_DTYPES.get(kind, ()) and (kind == "cpu" or (width % 8 == 0 and width <= 256))
-    return known and (kind == "cpu" or torch.cuda.get_device_capability(queries.device)[0] >= 8)
+    if queries.dtype not in FUSED_DTYPES.get(kind, ()) or None in map(private, FLASH[kind]):
+        return False
+    return kind == "cpu" or (
+        width % 8 == 0 and width <= 256 and torch.cuda.get_device_capability(queries.device)[0] >= 8
+    )
 
 
 def plain_attention(

@@ -69,8 +69,15 @@ class LeanModel:
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         self._reserve(len(tokens))
+        chunks = []  # hidden states [k, hidden]
         with attention_kernels(self.spec.device):
-            chunks = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
+            for chunk in tokens.split(PREFILL_CHUNK):
+                begin, end = self._length, self._length + len(chunk)
+                attend = attend_over(self._weights, self._cache, begin, end)
+                keep = None if self.hidden is None else self.hidden.keep(begin, end)
+                cos, sin = self._cos[begin:end], self._sin[begin:end]
+                chunks.append(run_layers(self._weights, chunk, cos, sin, attend, keep))
+                self._length = end
             return logits(self._weights, chunks[-1][-1:] if last_only else torch.cat(chunks))
 
     def branches(self, starts: Tensor) -> BranchSession:
@@ -88,16 +95,6 @@ class LeanModel:
             check_context(self.spec, length)
             self._cos, self._sin = _rotary_tables(self._weights, length)
         return self._cos, self._sin
-
-    def _append(self, tokens: Tensor) -> Tensor:
-        """Run ``[k]`` tokens through the layers, writing their keys and values; hidden states ``[k, hidden]``."""
-        begin, end = self._length, self._length + len(tokens)
-        attend = attend_over(self._weights, self._cache, begin, end)
-        places = {} if self.hidden is None else self.hidden.places(begin, end)
-        keep = (lambda layer, x: places[layer].copy_(x) if layer in places else None) if places else None
-        hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, keep)
-        self._length = end
-        return hidden
 
     def _reserve(self, count: int) -> None:
         end = self._length + count
@@ -119,10 +116,8 @@ class LeanBranches:
     def __init__(self, model: LeanModel, starts: Tensor) -> None:
         self._model = model
         self._weights = model._weights
-        longest = int(starts.max())
-        self._positions = starts
-        self._end = longest  # highest position of the next tokens
-        self._attention = BranchAttention(model._cache[:, :, :longest], starts, self._weights)
+        self._positions, self._end = starts, int(starts.max())  # of the next tokens, and the highest of them
+        self._attention = BranchAttention(model._cache[:, :, : self._end], starts, self._weights)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
