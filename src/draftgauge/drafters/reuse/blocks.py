@@ -142,10 +142,6 @@ class Block(nn.Module):
         residual = state.to(stream.dtype) if self.normalises_residual and state is not None else stream
         return residual, BlockHeads(own, chain)
 
-    def inject(self, keys: Tensor, values: Tensor, tables: Tables) -> KeysValues:
-        assert self.injection is not None
-        return self.injection(keys, values, tables)
-
     def forward(self, stream: Tensor, heads: BlockHeads, memory: Memory, causal: bool) -> Tensor:
         """The residual ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""
         attended = []

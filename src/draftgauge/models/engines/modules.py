@@ -65,8 +65,8 @@ class ModulesModel:
         keep = self._last_only if last_only else {}
         watched: AbstractContextManager[None] = nullcontext()
         if self.hidden is not None:
-            keep = self.hidden.keep(self._length, self._length + len(tokens))
-            watched = watching(self.module, self.hidden.layers, lambda layer, states: keep(layer, states[0]))
+            note = self.hidden.keep(self._length, self._length + len(tokens))
+            watched = watching(self.module, self.hidden.layers, lambda layer, states: note(layer, states[0]))
         with attention_kernels(self.spec.device), watched:
             cache = cache_argument(self.module, self._cache)
             output = self.module(input_ids=tokens[None], use_cache=True, **cache, **keep)
