@@ -103,7 +103,7 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
         output = plain_decode(loaded.target, expected[-1], settings).tokens
         answer = loaded.tokenizer.decode(output, skip_special_tokens=True)
         conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": said or ""}]
-    encoded = prompts_of(run, manifest, loaded.encoder)
+    encoded = prompts_of(run)
     assert [tokens for _, tokens in encoded[:3]] == expected
     assert [p.identifier for p, _ in encoded] == ["81", "81/2", "81/3", "1", "2"]
     recorded = read_trace(run).prompts
@@ -112,8 +112,7 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
     assert {row["prompts"] for row in rows} == {5}
     both = tmp_path / "both"  # a target in float16 may answer otherwise: later turns stand behind its own
     profile(**pair, **SMALL, out=both, turns=2, chat_template_args={"enable_thinking": False}, compression="fp32,fp16")
-    half = Manifest.load(both / "fp16")
-    encoded = prompts_of(both / "fp16", half, load_pair_of(half).encoder)
+    encoded = prompts_of(both / "fp16")
     assert [p.prompt_token for p in read_trace(both / "fp16").prompts] == [tuple(tokens) for _, tokens in encoded]
     with pytest.raises(DraftgaugeError, match="leave out --turns"):
         bench(run, turns=1)
@@ -133,10 +132,10 @@ def test_a_conversation_without_room_is_refused_or_left_out(pair: dict[str, Any]
     asked: dict[str, Any] = {"prompts": path, "turns": 3}
     with pytest.raises(PromptError, match=r"longer than the 122 tokens.*by id: 0/2"):
         record(pair, tmp_path / "a", **asked)
-    manifest, run = record(pair, tmp_path / "b", long_prompts="skip", **asked)
+    _, run = record(pair, tmp_path / "b", long_prompts="skip", **asked)
     assert [p.index for p in read_trace(run).prompts] == [0]
-    manifest, run = record(pair, tmp_path / "c", long_prompts="truncate", **asked)
-    assert len(prompts_of(run, manifest, load_pair_of(manifest).encoder)) == 3
+    _, run = record(pair, tmp_path / "c", long_prompts="truncate", **asked)
+    assert len(prompts_of(run)) == 3
 
 
 def test_generate_renders_as_asked(pair: dict[str, Any]) -> None:

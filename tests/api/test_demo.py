@@ -16,10 +16,10 @@ from draftgauge.api.demo import demo
 from draftgauge.api.profile import profile
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.provenance import read_measurement
+from draftgauge.judging.splits import prompt_keys, split_trace
 from draftgauge.models.device import torch_threads
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying.splits import prompt_keys, split_trace
 from draftgauge.traces.reader import read_trace
 from small_profiles import save_models
 from tiny import save_tiny
@@ -79,9 +79,6 @@ def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: 
     run = recorded(inputs, tmp_path / "run")
     with pytest.raises(DraftgaugeError, match="rounds"):
         bench(run, ["no-draft"], rounds=0, device="cpu")
-    inputs["prompts"].write_text(json.dumps({"prompt": "another", "task": "even"}))
-    with pytest.raises(TraceError, match="has changed since"):
-        bench(run, ["no-draft"], device="cpu")
     save_tiny(inputs["draft"], "qwen3", num_hidden_layers=1, seed=5)
     with pytest.raises(TraceError, match="not the model that this trace was recorded with"):
         bench(run, ["no-draft"], device="cpu")

@@ -19,10 +19,10 @@ from draftgauge.api.doctor import _of_files
 from draftgauge.api.doctor_checks import SUSPECT, UNKNOWN, Evidence, examine
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters.checkpoints.building import build_net
-from draftgauge.drafters.checkpoints.layouts import read_layout
-from draftgauge.drafters.checkpoints.live import CheckpointSource
-from draftgauge.drafters.checkpoints.shapes import _shapes
+from draftgauge.drafters.formats.building import build_net
+from draftgauge.drafters.formats.layouts import read_layout
+from draftgauge.drafters.formats.live import CheckpointSource
+from draftgauge.drafters.formats.shapes import _shapes
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.serving.counters import SpeculationCounts, read_counts

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from draftgauge.api import recording
+from draftgauge.api.bench import bench
 from draftgauge.api.pair import load_pair_of
 from draftgauge.api.profile import profile, profile_rows
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
-from draftgauge.replaying.evaluate import evaluate
-from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.judging.evaluate import evaluate
+from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
@@ -66,7 +67,7 @@ def test_a_run_finds_its_pair_and_prompts_again(whole: Path) -> None:
     entries = {role: replace(getattr(manifest, role), engine="modules") for role in ("target", "draft")}
     pair = load_pair_of(replace(manifest, **entries))
     assert pair.target.spec.engine == "modules"  # as it was recorded
-    found = prompts_of(whole, manifest, pair.encoder)
+    found = prompts_of(whole)
     assert [len(tokens) for _, tokens in found] == [p.prompt_tokens for p in read_trace(whole).prompts]
 
 
@@ -77,7 +78,7 @@ def test_a_run_names_the_tokenizer_that_was_given(models: dict[str, Any], whole:
     recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["draft"]), limit=2)[0]
     manifest = Manifest.load(recorded)
     assert manifest.tokenizer == str(models["draft"])
-    assert len(prompts_of(recorded, manifest, load_pair_of(manifest).encoder)) == 2
+    assert len(prompts_of(recorded)) == 2
 
 
 class Interrupt:
@@ -116,6 +117,28 @@ def test_an_interrupt_while_measuring_leaves_the_run_incomplete(
     run(models, tmp_path)
     assert Manifest.load(tmp_path).complete
     assert CostCurve.load(tmp_path / "costs.json").gamma_max == 3
+
+
+def test_what_a_run_keeps_of_how_it_was_made(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Benched from any folder, by the tokens of its trace; resumed without a new prompt; code that was allowed."""
+    monkeypatch.chdir(Path(models["prompts"]).parent)
+    monkeypatch.setattr("sys.argv", ["/x/ipykernel_launcher.py", "-f", "k.json"])
+    monkeypatch.setattr("sys.ps1", "In : ", raising=False)
+    given = models | {"prompts": Path(models["prompts"]).name}
+    (out,) = run(given, tmp_path / "run", seconds=1e-9, allow_pickle=True)
+    manifest = Manifest.load(out)
+    assert manifest.command.startswith("draftgauge.profile(")
+    assert f"prompts={given['prompts']!r}" in manifest.command
+    assert manifest.code_options == ("--allow-pickle",)
+    old = replace(manifest, allowed=None, command="draftgauge profile --trust-remote-code")
+    assert old.code_options == ("--trust-remote-code",)
+    with monkeypatch.context() as patch:  # no prompt is recorded, so nothing is measured
+        patch.setattr("draftgauge.api.profile.measure_pair", None)
+        run(given, out, seconds=1e-9)
+    monkeypatch.chdir(tmp_path)
+    assert {row["prompts"] for row in bench(out, ["no-draft"], baselines=False, rounds=1)} == {1}
 
 
 def test_a_finished_run_is_not_recorded_again(models: dict[str, Any], whole: Path) -> None:
@@ -175,8 +198,9 @@ def test_prompts_are_chosen(models: dict[str, Any], tmp_path: Path) -> None:
     assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1]
     run(models, tmp_path / "two", limit=3)  # more of the same file extends the run
     assert [p.index for p in read_trace(tmp_path / "two").prompts] == [0, 1, 2]
-    with pytest.warns(UserWarning, match=r"holds more prompts than are asked for now \(1\), which count too"):
+    with pytest.warns(UserWarning, match=r"holds more prompts than are asked for now \(1\), which count too") as warned:
         run(models, tmp_path / "two", limit=2)
+    assert Path(warned[0].filename) == Path(__file__)
     run(models, tmp_path / "three", per_task=1)  # of every split
     assert [p.index for p in read_trace(tmp_path / "three").prompts] == [0, 1, 4, 5]
 

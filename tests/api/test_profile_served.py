@@ -133,7 +133,7 @@ def test_answers_that_cannot_be_used_are_left_out_and_said(
     assert [prompt.index for prompt in trace.prompts] == [n for n in range(PROMPTS) if n not in left_out]
     assert Manifest.load(tmp_path / "run").complete
     (message,) = [str(each.message) for each in warned]
-    assert f"4 of {PROMPTS} answers cannot be used; of 2 (p1, p4): it has its reasoning beside its text" in message
+    assert f"4 of {PROMPTS} answers cannot be used; of 2 (p1, p4): it has its reasoning or tool calls" in message
     assert "of 1 (p5): it has no text" in message
     assert "of 1 (p7): it is written with another tokenizer: it holds the token 500" in message
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "run").iterdir()}
@@ -185,9 +185,9 @@ def test_an_answer_that_ends_within_a_character_is_taken_with_all_its_tokens() -
     end = frozenset({0})
     for text in ("smile ", "smile \ufffd"):
         assert answer_tokens(ServedAnswer(text, "length", tokens), tokenizer, end, 100).tokens == list(tokens)
-    thought = ServedAnswer("ile", "length", tokens, reasoned=True)
+    thought = ServedAnswer("ile", "length", tokens, parted=True)
     assert answer_tokens(thought, tokenizer, end, 100).tokens == list(tokens)
-    for other in (ServedAnswer("ile", "length", tokens), ServedAnswer("frown", "length", tokens, reasoned=True)):
+    for other in (ServedAnswer("ile", "length", tokens), ServedAnswer("frown", "length", tokens, parted=True)):
         with pytest.raises(PromptError, match="is written with another tokenizer"):
             answer_tokens(other, tokenizer, end, 100)
 

@@ -19,7 +19,7 @@ from draftgauge.core.files import (
     require_writable,
     require_writable_file,
 )
-from draftgauge.core.locks import try_lock
+from draftgauge.core.locks import only_writer, try_lock
 
 
 def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -150,3 +150,12 @@ def test_the_cache_has_a_place_without_a_home(monkeypatch: pytest.MonkeyPatch, n
 
     monkeypatch.setattr(Path, "home", no_home)
     assert cache_folder().name == f"draftgauge-{os.getuid()}"
+
+
+def test_folders_that_cannot_be_locked_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(DraftgaugeError, match=r"cannot be locked \(No locks available\)"), only_writer(tmp_path):
+        pass

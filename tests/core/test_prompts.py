@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from draftgauge.api.prompts import choose_prompts
+from draftgauge.api.requests import PromptSpec
 from draftgauge.core.errors import PromptError
 from draftgauge.core.prompts import (
     Message,
@@ -42,6 +47,7 @@ def test_all_three_forms(tmp_path: Path) -> None:
 
 USER, ANSWER = Message("user", "6 * 7?"), Message("assistant", "42")
 ASKED = {"role": "user", "content": "6 * 7?"}
+ANSWER_SAID = {"role": "assistant", "content": "42"}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +136,11 @@ def test_what_is_learned_from_and_what_is_judged_on(tmp_path: Path) -> None:
         ({"conversations": [{"from": ["human"], "value": "a"}]}, "with the texts role and content"),
         ({"conversations": ["a"]}, "message 1 must be an object"),
         ({"body": {"model": "m"}}, "body must be a request of a batch"),
+        ({"messages": [ANSWER_SAID, ASKED, ASKED]}, "messages 2 and 3 are both the user's"),
+        ({"messages": [ASKED, {"role": "assistant", "tool_calls": "x"}, ASKED]}, "tool_calls must be a list of obj"),
+        ({"messages": [ASKED, {"role": "assistant", "function_call": {"name": "f"}}]}, "write it as tool_calls"),
+        ({"body": {"messages": [ASKED], "functions": [{"name": "f"}]}}, "write them as tools"),
+        ({"messages": [ASKED], "tools": ["f"]}, "tools must be a list of objects"),
         ({"body": {"prompt": [1, 2]}}, "prompt must hold text, not a list"),
         ({"prompt": "a", "task": 3}, "task must be text, not 3"),
         ({"prompt": "a", "split": []}, "split must be text, not an empty list"),
@@ -146,6 +157,35 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str) -> None
     path = write(tmp_path / "p.jsonl", {"prompt": "fine"}, "", line)
     with pytest.raises(PromptError, match=rf"p\.jsonl, line 3: .*{message}"):
         read_prompts(path)
+
+
+def test_tools_and_turns_of_messages_are_kept(tmp_path: Path) -> None:
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
+    said = [ASKED, called, {"role": "tool", "content": "42", "tool_call_id": "c"}]
+    body = {"messages": said, "tools": [{"name": "f"}], "chat_template_kwargs": {"think": False}}
+    tools, turns = read_prompts(write(tmp_path / "p.jsonl", {"body": body}, {"messages": [ASKED, ASKED]}))
+    assert tools.template_args == {"tools": [{"name": "f"}], "think": False}
+    calls = [{"id": "c", "function": {"name": "f", "arguments": {"x": 1}}}]
+    assert tools.messages == (
+        USER,
+        Message("assistant", "", {"tool_calls": calls}),
+        Message("tool", "42", {"tool_call_id": "c"}),
+    )
+    assert (turns.text, turns.turns, turns.messages) == ("6 * 7?", ("6 * 7?", "6 * 7?"), ())
+    with pytest.raises(PromptError, match="has a task 'all'"):
+        read_prompts(write(tmp_path / "q.jsonl", {"prompt": "a", "task": "all"}, {"prompt": "b"}))
+
+
+def test_a_pipe_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=(tmp_path / "pipe").write_text, args=('{"prompt": "hi"}\n',))
+    writer.start()
+    spec = PromptSpec(prompts=str(tmp_path / "pipe"))
+    writer.join()
+    for _ in range(2):
+        assert [(p.text, p.task) for p in choose_prompts(replace(spec, limit=1))[1]] == [("hi", "prompts")]
 
 
 def test_nulls_are_left_out(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from draftgauge.core.errors import ModelError
+from draftgauge.core.files import file_sha256
 from draftgauge.models import fingerprint as fingerprints
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.loading import wrap
@@ -42,6 +45,31 @@ def test_a_model_with_the_ends_of_its_base_is_another(tmp_path: Path, monkeypatc
     content[quarter : 2 * quarter] = bytes(255 - byte for byte in content[quarter : 2 * quarter])
     (tuned / "model.safetensors").write_bytes(content)
     assert fingerprint(base) != fingerprint(tuned)
+    content = bytearray((base / "model.safetensors").read_bytes())
+    content[len(content) // 4 + 40] ^= 1  # one bit between the pieces that earlier versions looked at
+    before, sampled = fingerprint(base), fingerprint(base, sampled=True)
+    (base / "model.safetensors").write_bytes(content)
+    assert fingerprint(base) != before
+    assert fingerprint(base, sampled=True) == sampled
+    assert fingerprints.was_sampled(sampled, base)
+    assert not fingerprints.was_sampled(before, base)
+
+
+def test_a_digest_is_kept_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprints, "WHOLE", 64)
+    monkeypatch.setattr(fingerprints, "RECENT", -1)
+    monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
+    model, read = save_tiny(tmp_path / "model"), []
+    monkeypatch.setattr(fingerprints, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    assert fingerprint(model) == fingerprint(model)
+    assert read.count("model.safetensors") == 1
+    weights = model / "model.safetensors"
+    kept = weights.stat()
+    time.sleep(0.02)  # more than the clock of a file's times
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    os.utime(weights, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    fingerprint(model)
+    assert read.count("model.safetensors") == 2
 
 
 def test_a_fingerprint_of_a_model_in_memory() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -60,6 +62,41 @@ def test_a_message_that_the_template_leaves_out_is_refused_by_its_role(
 ) -> None:
     with pytest.raises(PromptError, match=f"leaves out message .*'{lost}'"):
         encode_prompt(selective(*roles), messages, Rendering(system=system))
+
+
+TOOLS = (
+    "{% for t in tools or [] %}[{{ t.name }}]{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}{% endfor %}{# 'tool' #}"
+)
+CALLED = [
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}, {"function": {"name": "g"}}]}
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "lost"),
+    [
+        (TOOLS, [ASK, *CALLED, {"role": "tool", "content": "82"}], None),
+        (TOOLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), [ASK, *CALLED, ASK], "leaves out tool_calls"),
+        (TOOLS.replace("t.name", "1"), [ASK], "leaves out tools"),
+        (TOOLS.replace("tools or", ""), [ASK], "does not read 'tools'"),
+        (TOOLS, [ASK, {"role": "observation", "content": "82"}], "not know the role 'observation' of message 2"),
+        ({"rag": TOOLS}, [ASK], "chat templates rag and no default"),
+        (None, [ASK], "no chat template"),
+    ],
+)
+def test_tools_calls_and_roles_reach_the_template_or_are_refused(
+    template: Any, messages: list[dict[str, Any]], lost: str | None
+) -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    tokenizer.chat_template = template
+    asked = Rendering({"tools": [{"name": "t"}]})
+    if lost is None:
+        assert "(f)(g)" in (text := tokenizer.decode(encode_prompt(tokenizer, messages, asked)))
+        assert text.startswith("[t]<user>")
+    else:
+        with pytest.raises(PromptError, match=lost):
+            encode_prompt(tokenizer, messages, asked)
 
 
 def test_templates_may_trim_and_cut_off_thinking() -> None:

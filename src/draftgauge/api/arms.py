@@ -12,7 +12,7 @@ import numpy as np
 from draftgauge.api.pair import Pair
 from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN
-from draftgauge.api.runs import warn
+from draftgauge.core.errors import warn
 from draftgauge.core.prompts import in_turn
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings

@@ -17,10 +17,10 @@ from draftgauge.api.pair import Pair, check_draft_is_used, labelled, load_pair, 
 from draftgauge.api.policies import NamedPolicy, expanded, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
-from draftgauge.api.runs import read_run, select_runs, warn
+from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import held_as
-from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
+from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
 from draftgauge.core.load import busy_note, machine_load
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
@@ -28,13 +28,13 @@ from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import record_passes
+from draftgauge.judging.evaluate import SAME_PROMPTS, best_fixed_gamma
+from draftgauge.judging.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies, current_name, fixed_length, fixed_name, with_objects
 from draftgauge.policies.stored_texts import with_stored
-from draftgauge.replaying.evaluate import SAME_PROMPTS, best_fixed_gamma
-from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
@@ -180,7 +180,7 @@ def _bench_run(
     warn_of_other_pairs(compared.named, pair.fingerprints())
     if recorded and (was := costs.engine) != (now := pair.target.spec.engine):
         warn(f"the costs in {run} are of the engine {was}, and here {now} decodes: measure them again")
-    prompts = prompts_of(run, manifest, pair.encoder, replace(request.prompts, split=None), unseen)
+    prompts = prompts_of(run, replace(request.prompts, split=None), unseen)
     decoded = {prompt.index for prompt, _ in prompts}
     judged = select(trace, [prompt.index in decoded for prompt in trace.prompts])
     warn_of_seen(run, Design(split or EVERYTHING, judged, None), compared.named)

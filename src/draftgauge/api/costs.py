@@ -10,9 +10,8 @@ from pathlib import Path
 
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import CostSpec
-from draftgauge.api.runs import warn
 from draftgauge.core.cache import cache_folder
-from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.api.prompts import choose_prompts, encode_prompts, encoder_of
 from draftgauge.api.requests import DiagnoseRequest, EvaluateRequest
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, for_judging, in_turn, learned_from
 from draftgauge.decoding.settings import DecodingSettings
@@ -26,12 +25,12 @@ from draftgauge.drafters.reuse.persistence import (
     trained_depths,
     trained_prompts,
 )
+from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
+from draftgauge.judging.statistics.paired import ratio_interval
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.vocabulary import end_tokens
-from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
-from draftgauge.statistics.paired import ratio_interval
 
 Row = dict[str, Any]
 DEFAULT_DEPTHS = 7
@@ -98,7 +97,7 @@ def held_out_texts(
     path, chosen = choose_prompts(asked)
     places = {prompt.index // asked.turns for prompt in chosen}
     if any(learned_from(trained_prompts(description), path, places) for description in descriptions):
-        warnings.warn(SEEN.format(path), stacklevel=2)
+        warn(SEEN.format(path))
     kept = encode_prompts(encoder_of(target, tokenizer), in_turn(chosen), path, settings.max_new_tokens, asked)
     return greedy_texts(target, [(prompt.task, tokens) for prompt, tokens in kept], settings, progress)
 

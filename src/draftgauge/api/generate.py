@@ -12,10 +12,9 @@ from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_bes
 from draftgauge.api.policies import read_policies, warn_of_other_pairs
 from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
-from draftgauge.api.runs import warn
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import held_as
-from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.core.errors import DraftgaugeError, PromptError, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.plain import plain_decode

@@ -21,7 +21,7 @@ from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choos
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
-from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.fingerprint import fingerprint, was_sampled
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
@@ -134,7 +134,9 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
     )
     fingerprints = pair.fingerprints()
     for role, entry in (("target", manifest.target), ("draft", manifest.draft if spec.drafter is None else None)):
-        if entry is not None and fingerprints[role] != entry.fingerprint:
+        if entry is None or fingerprints[role] == entry.fingerprint:
+            continue
+        if not was_sampled(entry.fingerprint, entry.source):
             raise TraceError(
                 f"the {role} at {entry.source} is not the model that this trace was recorded with: profile it into a "
                 "new folder"

@@ -17,19 +17,18 @@ from draftgauge.core.prompts import (
     Prompt,
     first_in_turn,
     first_per_task,
-    prompts_sha256,
     read_prompts,
     unsealed,
 )
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.judging.positions import check_prompt_tokens
 from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import end_tokens
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.reader import read_trace, select_tasks
 
 BUNDLED = "reference:"
 ALL_SPLITS = "all"
@@ -149,31 +148,17 @@ def with_answers(
     return joined
 
 
-def prompts_of(
-    run: Path,
-    manifest: Manifest,
-    model: PromptEncoder,
-    spec: PromptSpec | None = None,
-    among: Collection[int] | None = None,
-) -> list[EncodedPrompt]:
-    """The recorded prompts of a run with their token ids: those of ``spec``, with an index in ``among``."""
-    spec = spec or PromptSpec()
-    path = prompt_file(manifest.prompts.path)
-    if path.exists() and prompts_sha256(path) != manifest.prompts.sha256:
-        raise TraceError(f"{path} has changed since the trace in {run} was recorded: record it again into a new folder")
-    recorded = {prompt.index: prompt.prompt_tokens for prompt in read_trace(run).prompts}
-    rendering = manifest.rendering
-    turns = turns_of(read_prompts(path, None, spec.tasks, spec.split), rendering.turns)
-    there = [p for p in turns if p.index in recorded and (among is None or p.index in among)]
-    if not there:
+def prompts_of(run: Path, spec: PromptSpec | None = None, among: Collection[int] | None = None) -> list[EncodedPrompt]:
+    """The prompts of a run with the token ids in its trace: those of ``spec``, with an index in ``among``."""
+    spec, trace = spec or PromptSpec(), read_trace(run)
+    check_prompt_tokens(trace)
+    asked = [
+        (Prompt(p.index, p.identifier, p.task, p.split), list(p.prompt_token))
+        for p in select_tasks(trace, spec.tasks, run).prompts
+        if spec.split in (None, p.split) and (among is None or p.index in among)
+    ]
+    if not asked:
         raise TraceError(f"{run} holds none of these prompts: ask for others, or record them")
-    chosen = first_in_turn(first_per_task(there, spec.per_task), spec.limit)
-    prompts = with_answers(model, chosen, rendering, manifest.max_new_tokens, truncate=True)
-    # A prompt that was recorded truncated is decoded truncated: its end is what was kept.
-    encoded = [(prompt, model.encode(prompt, rendering)[-recorded[prompt.index] :]) for prompt in prompts]
-    if short := [prompt.identifier for prompt, tokens in encoded if len(tokens) < recorded[prompt.index]]:
-        raise TraceError(
-            f"the target answers the turns before {', '.join(short)} differently than when {run} was recorded: record "
-            "it again with this engine"
-        )
-    return encoded
+    chosen = first_in_turn(first_per_task([prompt for prompt, _ in asked], spec.per_task), spec.limit)
+    places = {prompt.index for prompt in chosen}
+    return [(prompt, tokens) for prompt, tokens in asked if prompt.index in places]

@@ -36,7 +36,7 @@ from draftgauge.models.experts import experts_read
 from draftgauge.models.loading import engine_at, planned_dtype
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import pair_fingerprint, run_costs
-from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
+from draftgauge.traces.manifest import CODE_OPTIONS, COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
 from draftgauge.traces.writer import TraceWriter
 
@@ -90,6 +90,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
             outputs=outputs,
             tokenizer=request.pair.loading.tokenizer,
             rule=(draft is None and fingerprints["draft"]) or "",
+            allowed=tuple(name for name in CODE_OPTIONS if getattr(request.pair.loading, name)),
         )
 
     return {compression: manifest(compression) for compression in request.pair.compression}
@@ -118,7 +119,7 @@ def record_missing(
     progress: Progress,
     answers: Mapping[int, Answer] | None = None,
 ) -> bool:
-    """Record missing prompts inside the writer's context; returns whether there were any.
+    """Record missing prompts inside the writer's context; returns whether any was recorded.
 
     ``answers`` are known outputs of the target by prompt index, which are then not decoded.
     """
@@ -127,7 +128,8 @@ def record_missing(
     if request.outputs is not None and answers is None:  # in a part, by another process
         answers = usable_answers(request.outputs, encoded, pair.tokenizer, pair.end_tokens, limit).answers
     missing = missing_prompts(writer, encoded)
-    done, label = len(encoded) - len(missing), f"record {pair.compression}"
+    before, label = len(encoded) - len(missing), f"record {pair.compression}"
+    done = before
     until = None
     if request.seconds is not None:
         until = time.monotonic() + request.seconds
@@ -153,7 +155,7 @@ def record_missing(
             writer.add(record)
         done += 1
         progress(label, done, len(encoded))
-    return bool(missing)
+    return done > before
 
 
 def measure_pair(

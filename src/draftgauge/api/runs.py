@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from draftgauge.core.compressions import COMPRESSIONS
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import find_runs, read_trace
 from draftgauge.traces.trace import Trace
-
-
-def warn(message: str) -> None:
-    """A Python warning, which commands show without the place in the code that it comes from."""
-    warnings.warn(message, stacklevel=6)
 
 
 def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:

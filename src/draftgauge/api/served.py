@@ -95,7 +95,7 @@ def answer_tokens(
         tokens = token_ids(tokenizer, served.text, special=False)
     decoded = tokenizer.decode(tokens, skip_special_tokens=True)
     whole, text = (each.rstrip(CUT_CHARACTER).strip() for each in (decoded, served.text))
-    if not (whole.endswith(text) if served.reasoned else whole == text):
+    if not (text in whole if served.parted else whole == text):
         raise PromptError("is written with another tokenizer: the target's gives another text for its tokens")
     ends = next((position for position, token in enumerate(tokens) if token in end_tokens), None)
     if ends is not None:

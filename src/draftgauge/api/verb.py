@@ -16,6 +16,7 @@ from draftgauge.core.load import watched_load
 from draftgauge.core.locks import in_turn
 from draftgauge.core.progress import python_bars
 from draftgauge.core.prompts import write_prompts
+from draftgauge.core.provenance import PYTHON_CALL
 from draftgauge.core.settings import make_request, settings_of
 from draftgauge.core.table import Rows
 
@@ -57,6 +58,9 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
             pair = further.get("pair")
             with in_turn(*(() if pair is None else pair.models)), watched_load():
+                given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
+                spelled = PYTHON_CALL.get("") or f"draftgauge.{function.__name__}({', '.join(given)})"
+                outer = PYTHON_CALL.set(spelled)
                 try:
                     result = function(request, **further)
                 except Exception as error:
@@ -64,6 +68,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                         raise
                     said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
                     raise DraftgaugeError(f"memory ran out ({said}): {_MEMORY_ADVICE}") from error
+                finally:
+                    PYTHON_CALL.reset(outer)
             return Rows(result) if isinstance(result, list) else result
 
         call.__signature__ = _signature(request_class, [parameters[name] for name in own])  # type: ignore[attr-defined]

@@ -377,8 +377,10 @@ def _format(key: str, values: Iterable[Any]) -> Callable[[Any], str]:
     def shown(value: Any) -> str:
         if value is None or value != value:
             return ""
-        if isinstance(value, str | bool):
-            return {True: "yes", False: "no"}.get(value, value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, str):
+            return value
         return f"{value / 1e6:.1f}M" if millions else form.format(value)
 
     return shown

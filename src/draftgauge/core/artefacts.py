@@ -99,8 +99,14 @@ def read_json_lines(
     error: type[DraftgaugeError] = DraftgaugeError,
     max_bytes: int | None = MAX_BYTES,
 ) -> Iterator[tuple[str, Any]]:
+    return parse_json_lines(read_text(path, what, remedy, error, max_bytes), path, error)
+
+
+def parse_json_lines(
+    text: str, path: Path, error: type[DraftgaugeError] = DraftgaugeError
+) -> Iterator[tuple[str, Any]]:
     # Not str.splitlines: it also splits at U+2028 and others, which JSON allows inside a string.
-    for number, line in enumerate(read_text(path, what, remedy, error, max_bytes).split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             yield where, parse_json(line, where, error=error)

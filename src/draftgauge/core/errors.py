@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -50,6 +52,14 @@ class DivergenceError(DraftgaugeError):
 def meant(name: object, known: Iterable[str]) -> str:
     """The known name that one may have been meant for, as a question; empty if none is alike."""
     return "".join(f"did you mean {alike}? " for alike in get_close_matches(str(name), list(known), 1))
+
+
+def warn(message: str) -> None:
+    """A Python warning that points at the caller's code: at the first frame outside of this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "draftgauge":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib.metadata import entry_points
+
+from draftgauge.core.errors import warn
 
 
 def import_others(group: str) -> None:
@@ -12,4 +13,4 @@ def import_others(group: str) -> None:
         try:
             entry.load()
         except Exception as error:
-            warnings.warn(f"{entry.value} of the entry points {group} is left out: {error}", stacklevel=2)
+            warn(f"{entry.value} of the entry points {group} is left out: {error}")

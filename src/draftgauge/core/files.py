@@ -98,7 +98,7 @@ def remove_temporaries(folder: Path, name: str = "") -> None:
                 if not try_lock(file):  # its writer is alive
                     continue
             leftover.unlink()
-        except OSError:  # removed by another process, or not ours to remove
+        except (OSError, DraftgaugeError):  # removed by another process, or not ours to remove
             continue
 
 

@@ -61,9 +61,18 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 
 def try_lock(file: IO[Any], wait: bool = False) -> bool:
-    """Lock an open file until it is closed; whether that succeeded."""
+    """Lock an open file until it is closed; whether that succeeded.
+
+    Raises:
+        DraftgaugeError: where files cannot be locked, as in some network folders.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise DraftgaugeError(
+            f"{file.name} cannot be locked ({error.strerror}), as in some network folders: choose a folder on a local "
+            "disk"
+        ) from error
     return True

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.prompts import kept_pipe
 from draftgauge.core.rendering import Rendering, template_arguments
 from draftgauge.core.settings import option
 
@@ -45,6 +46,10 @@ class TeacherSpec:
     prompts: Path | None = option(
         None, help="training prompts, which the target answers; bundled ones for 'reference'."
     )
+
+    def __post_init__(self) -> None:
+        if self.prompts is not None:
+            object.__setattr__(self, "prompts", Path(kept_pipe(str(self.prompts)) or self.prompts))
 
 
 @dataclass(frozen=True, kw_only=True)

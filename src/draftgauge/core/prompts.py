@@ -5,29 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, zip_longest
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from draftgauge.core.artefacts import parse_json, read_json_lines, read_text
+from draftgauge.core.artefacts import parse_json, parse_json_lines, read_text
+from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import PromptError
-from draftgauge.core.files import atomic_write_text
+from draftgauge.core.files import atomic_write_bytes, atomic_write_text
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 FORMS = ("prompt", "turns", "messages", "conversations", "body")
 ID_KEYS = ("id", "question_id", "custom_id", "task_id")  # "task_id": HumanEval, also in speculator_benchmarks
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
+_MESSAGE_KEYS = ("role", "from", "content", "value")
 SEALED = "sealed"  # of prompts kept for a last judgement: beside others they are read if asked for by this name
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation: ``role`` is "system", "user" or "assistant"."""
+    """One message of a conversation: ``role`` is "system", "user", "assistant" or another that the chat template knows,
+    ``more`` the other keys that the template gets, such as ``tool_calls``.
+    """
 
     role: str
     content: str
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Prompt:
 
     ``index`` is its position in its file, whatever is filtered; ``task`` falls back on ``category`` and the file's
     name; ``split`` is "train", "validation", "test" or ""; ``turns`` all that the user says, where a line has them;
-    ``reference`` an answer to compare with.
+    ``reference`` an answer to compare with; ``template_args`` what the line gives the chat template, such as ``tools``.
     """
 
     index: int
@@ -47,6 +52,7 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     reference: str | None = None
     turns: tuple[str, ...] = ()
+    template_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 def read_prompts(
@@ -65,6 +71,8 @@ def read_prompts(
     - ``body``: a line of OpenAI's batch input, which holds a ``prompt`` or ``messages``.
 
     A conversation that ends with an answer is the prompt of that answer, which becomes the reference if there is none.
+    Messages of the user alone are turns. ``tools`` and ``chat_template_kwargs``, and ``tool_calls`` and other keys of
+    messages, go to the chat template.
 
     Args:
         path: the file, or a folder: its ``*.jsonl`` files one after the other, in the order of their names.
@@ -80,6 +88,8 @@ def read_prompts(
             prompts.append(_parse(entry, len(prompts), file.stem, where))
     if not prompts:
         raise PromptError(f'{path} holds no prompts; write one JSON object a line, e.g. {{"prompt": "..."}}')
+    if len(found := {prompt.task for prompt in prompts}) > 1 and "all" in found:
+        raise PromptError(f"{path} has a task 'all', as the figures over every task are called: rename that task")
     for name in tasks or ():
         if all(prompt.task != name for prompt in prompts):
             raise PromptError(f"{path} has no task {name!r}; it has {_listed(prompt.task for prompt in prompts)}")
@@ -92,6 +102,17 @@ def read_prompts(
     if limit is not None and limit < 1:
         raise PromptError(f"the limit of prompts is {limit}, must be at least 1")
     return wanted[:limit]
+
+
+def kept_pipe(path: str | None) -> str | None:
+    """A prompts argument; what a pipe holds, which can be read once, as a file in the cache, named by its content."""
+    if path is None or not (Path(path).is_fifo() or Path(path).is_char_device()):
+        return path
+    content = Path(path).read_bytes()
+    kept = cache_folder() / "prompts" / hashlib.sha256(content).hexdigest()[:16] / "prompts.jsonl"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_bytes(kept, content)
+    return str(kept)
 
 
 def write_prompts(prompts: Sequence[str | dict[str, Any]], folder: Path) -> Path:
@@ -181,13 +202,15 @@ def _entries(file: Path) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         entries = parse_json(text, str(file), error=PromptError)
         return ((f"{file}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
-    return read_json_lines(file, "prompt file", error=PromptError)
+    return parse_json_lines(text, file, PromptError)
 
 
 def _parse(entry: Any, index: int, stem: str, where: str) -> Prompt:
     if not isinstance(entry, dict):
         raise PromptError(f"{where}: must be a JSON object, not {_kind(entry)}")
     check_unicode(json.dumps(entry, ensure_ascii=False), where)
+    body = entry["body"] if isinstance(entry.get("body"), dict) else entry
+    template_args = _template_args(body, where)
     said, messages, reference = _content(entry, where)
     identifier = next((entry[key] for key in ID_KEYS if entry.get(key) is not None), index)
     if isinstance(identifier, bool) or not isinstance(identifier, str | int):
@@ -203,8 +226,20 @@ def _parse(entry: Any, index: int, stem: str, where: str) -> Prompt:
         text=said[0] if said else "",
         messages=messages,
         reference=_reference(entry, where) or reference,
-        turns=said if "turns" in entry and entry["turns"] is not None else (),
+        turns=said if messages == () and body.get("prompt") is None else (),
+        template_args=template_args,
     )
+
+
+def _template_args(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    args, tools = entry.get("chat_template_kwargs") or {}, entry.get("tools") or []
+    if entry.get("functions"):
+        raise PromptError(f"{where}: functions are the old form of tools: write them as tools")
+    if isinstance(tools, str):  # as tables hold them
+        tools = parse_json(tools, f"{where}: tools", error=PromptError)
+    if not isinstance(args, dict) or not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise PromptError(f"{where}: tools must be a list of objects, and chat_template_kwargs an object")
+    return {**args, "tools": tools} if tools else args
 
 
 def _content(entry: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[Message, ...], str | None]:
@@ -232,7 +267,15 @@ def _content(entry: dict[str, Any], where: str) -> tuple[tuple[str, ...], tuple[
         asked.pop()
     if not asked:
         raise PromptError(f"{where}: {form} must hold a message that is to be answered, not only the assistant's")
-    return (), tuple(asked), messages[len(asked)].content if len(asked) < len(messages) else None
+    if len(messages) > 1 and all(message.role == "user" and not message.more for message in messages):
+        return tuple(_text(message.content, form, where) for message in messages), (), None
+    for number, (one, other) in enumerate(pairwise(messages), start=1):
+        if one.role == other.role == "user":
+            raise PromptError(
+                f"{where}: messages {number} and {number + 1} are both the user's: join them, put the answer between "
+                "them, or give the user's turns alone"
+            )
+    return (), tuple(asked), (messages[len(asked)].content if len(asked) < len(messages) else None) or None
 
 
 def _text(value: Any, key: str, where: str) -> str:
@@ -248,14 +291,30 @@ def _messages(entries: Any, form: str, where: str) -> list[Message]:
     for number, entry in enumerate(entries, start=1):
         said: dict[str, Any] = entry if isinstance(entry, dict) else {}
         role, content = said.get("role", said.get("from")), said.get("content", said.get("value"))
+        more = {key: value for key, value in said.items() if value and key not in _MESSAGE_KEYS}
+        if "function_call" in more:
+            raise PromptError(f"{where}: message {number} has a function_call: write it as tool_calls")
+        if "tool_calls" in more:
+            more["tool_calls"] = _calls(more["tool_calls"], f"{where}: message {number}")
+            content = content or ""  # OpenAI writes null
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
             raise PromptError(f"{where}: message {number} has parts that are no text: only parts of type text are read")
         texts: list[Any] = [part.get("text") for part in parts]
         if not isinstance(role, str) or not all(isinstance(text, str) for text in texts):
             raise PromptError(f"{where}: message {number} must be an object with the texts role and content")
-        messages.append(Message(SHAREGPT_ROLES.get(role, role), "".join(texts)))
+        messages.append(Message(SHAREGPT_ROLES.get(role, role), "".join(texts), more))
     return messages
+
+
+def _calls(calls: Any, where: str) -> list[Any]:
+    """Calls of tools, their arguments as objects, as chat templates want them; OpenAI writes these as text."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise PromptError(f"{where}: tool_calls must be a list of objects, not {_kind(calls)}")
+    for inner in (call.get("function", call) for call in calls):
+        if isinstance(inner, dict) and isinstance(inner.get("arguments"), str):
+            inner["arguments"] = parse_json(inner["arguments"] or "{}", f"{where}: arguments", error=PromptError)
+    return calls
 
 
 def check_unicode(text: str, where: str) -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -92,8 +93,14 @@ def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+PYTHON_CALL: ContextVar[str] = ContextVar("python_call")  # of the verb that runs
+
+
 def command_line() -> str:
+    """The command that runs, or, in a notebook or at Python's prompt, the call of a verb."""
     program = Path(sys.argv[0])
+    if (hasattr(sys, "ps1") or sys.argv[0] in ("", "-c")) and (call := PYTHON_CALL.get("")):
+        return call
     return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]])
 
 

@@ -5,7 +5,6 @@ Greedy drafts only. Each request gets the draft that a drafter of its own would 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import ModelError, warn
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.device import upload
@@ -188,9 +187,7 @@ class LanguageModelRows:
             try:
                 self._rows.reserve(more, capacity if length <= capacity else min(max(size, length), context))
             except (ModelError, torch.OutOfMemoryError):
-                warnings.warn(
-                    "the draft model's cache outgrows the memory: some texts are not drafted for", stacklevel=2
-                )
+                warn("the draft model's cache outgrows the memory: some texts are not drafted for")
         return min(length, self._rows.capacity) if row < self._rows.rows else 0
 
     def _take_in(self, row: int, until: int) -> None:

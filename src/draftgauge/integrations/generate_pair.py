@@ -49,9 +49,15 @@ class BoundPair:
             self.drafts: DraftSource = LanguageModelSource(None, wrap(drafter, options.engine))
             assert self.drafts.model is not None
             watched.append(self.drafts.model)  # the caller may train it
+        elif not isinstance(drafter, str | Path):
+            raise DraftgaugeError(
+                f"what drafts is a model of transformers or where it lies, not a {type(drafter).__name__}: of peft's "
+                "models give what merge_and_unload() returns"
+            )
         else:
             options = replace(options, compression=half_precision(self.target.spec.dtype))
-            name, source = LanguageModelSource.name, drafter
+            source: str | Path | None = drafter
+            name = LanguageModelSource.name
             if drafts_alone(drafter):
                 name, source = choose_drafter(drafter, None)
             kind = drafter_kind(name)

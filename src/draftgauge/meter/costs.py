@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from scipy.optimize import isotonic_regression
 from torch import Generator
 
 from draftgauge.core.compressions import UNCOMPRESSED
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted, record_passes
@@ -161,7 +160,7 @@ def measure_costs(
             if measured.half_width <= SURE:
                 break
     if schedule.note and plan.seconds:
-        warnings.warn(f"cost curve: {schedule.note}", stacklevel=2)
+        warn(f"cost curve: {schedule.note}")
     progress(100, 100)
     return _curve(schedule, plan, target, spent, keeps=keeps_drafted(drafter), overlaps=overlaps)
 

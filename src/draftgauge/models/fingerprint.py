@@ -1,9 +1,11 @@
-"""Which model it was: a hash of its configuration and weights, fast for models of any size."""
+"""Which model it was: a hash of its configuration and of all its weights, kept for files that have not changed."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,12 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.cache import cache_folder
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.files import atomic_write_text, file_sha256
 from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.folder import INDEX, model_folder
 
-WHOLE = 64 << 20  # bytes up to which a file is hashed whole
-EDGE = 1 << 20  # bytes taken from either end of a larger one
+WHOLE = 64 << 20  # bytes above which a file's digest is kept in the cache
+EDGE = 1 << 20  # bytes that the sampled fingerprint takes from either end of a larger file
+RECENT = 2_000_000_000  # nanoseconds within which a file may change again without another time stamp
 _TEXTS = (
     *("tokeni*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "chat_template*"),
     *("special_tokens_map.json", "added_tokens.json", "generation_config.json"),
@@ -24,28 +29,37 @@ _TEXTS = (
 PIECES, PIECE = 64, 1 << 16  # places evenly apart, and the bytes taken there
 
 
-def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True) -> str:
+def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True, sampled: bool = False) -> str:
     """SHA-256 over a model, as 64 hexadecimal digits.
 
     Of a folder or a model id, the configuration, the safetensors files and, as they decide what a text is to the model,
     its tokenizer and chat template are hashed; of a GGUF file, that file; of a model in memory, its configuration and
-    tensors. What is larger than 64 MiB is hashed at its ends and at pieces between them.
+    tensors. Every byte counts, so equal fingerprints mean equal files on any machine. Digests of files above 64 MiB are
+    kept in the user's cache by path, size, inode and times of change, and trusted as long as these stay.
 
     Args:
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
         texts: whether tokenizer, chat template and generation defaults count; without them it is that of the weights.
+        sampled: as earlier versions made it, which hashed larger files at their ends and at 64 pieces between them.
     """
     if isinstance(model, PreTrainedModel):
         pieces = _tensors(model)
     elif is_gguf(model) and Path(model).is_file():
-        pieces = iter([("gguf", *_sized(Path(model)))])
+        pieces = iter([("gguf", *_sized(Path(model), sampled))])
     else:
-        pieces = _files(files_of(model), texts)
+        pieces = _files(files_of(model), texts, sampled)
     digest = hashlib.sha256()
     for name, size, piece in pieces:
         digest.update(f"{name}\0{size}\0".encode())
         digest.update(piece)
     return digest.hexdigest()
+
+
+def was_sampled(known: str, source: str | Path) -> bool:
+    """Whether a fingerprint is that of these files as earlier versions made it."""
+    with suppress(ModelError):
+        return any(known == fingerprint(source, texts=texts, sampled=True) for texts in (True, False))
+    return False
 
 
 def weight_bytes_of(source: str | Path) -> int:
@@ -57,8 +71,10 @@ def weight_bytes_of(source: str | Path) -> int:
     return sum(path.stat().st_size for path in weights)
 
 
-def _sized(path: Path) -> tuple[int, bytes]:
+def _sized(path: Path, sampled: bool) -> tuple[int, bytes]:
     size = path.stat().st_size
+    if size > WHOLE and not sampled:
+        return size, _digest(path)
     with path.open("rb") as file:
         if size <= WHOLE:
             return size, file.read()
@@ -67,6 +83,27 @@ def _sized(path: Path) -> tuple[int, bytes]:
             file.seek(start)
             pieces.append(file.read(length))
         return size, b"".join(pieces)
+
+
+def _digest(path: Path) -> bytes:
+    """SHA-256 of a file, from the cache where it has not changed since."""
+    path = path.resolve()
+    before = _state(path)
+    kept = cache_folder() / "digests" / hashlib.sha256(before.encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        if len(known := bytes.fromhex(kept.read_text())) == hashlib.sha256().digest_size:
+            return known
+    digest = file_sha256(path)
+    if before == _state(path) and time.time_ns() - path.stat().st_ctime_ns > RECENT:
+        with suppress(OSError, DraftgaugeError):  # a cache that cannot be written costs the next call its time
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_text(kept, digest)
+    return bytes.fromhex(digest)
+
+
+def _state(path: Path) -> str:
+    at = path.stat()
+    return f"{path}\0{at.st_dev} {at.st_ino} {at.st_size} {at.st_mtime_ns} {at.st_ctime_ns}"
 
 
 def _places(size: int) -> Iterator[tuple[int, int]]:
@@ -90,22 +127,20 @@ def files_of(source: str | Path) -> Path:
         ) from error
 
 
-def _files(folder: Path, texts: bool) -> Iterator[tuple[str, int, bytes]]:
+def _files(folder: Path, texts: bool, sampled: bool) -> Iterator[tuple[str, int, bytes]]:
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         raise ModelError(f"{folder} lacks config.json or safetensors weights: is it the folder of a model?")
     index = [path for path in (folder / INDEX,) if path.is_file()]
     of_texts = sorted({path for pattern in _TEXTS for path in folder.glob(pattern) if path.is_file()}) if texts else []
     for path in (folder / "config.json", *weights, *index, *of_texts):
-        yield path.name, *_sized(path)
+        yield path.name, *_sized(path, sampled)
 
 
-def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, int, bytes]]:
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, int, bytes | memoryview]]:
     config = model.config.to_json_string(use_diff=True)
     yield "config", len(config), config.encode()
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor):
             raw = tensor.detach().contiguous().flatten().view(torch.uint8)
-            size = len(raw)
-            piece = raw if size <= WHOLE else torch.cat([raw[at : at + length] for at, length in _places(size)])
-            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}", len(raw), piece.cpu().numpy().tobytes()
+            yield f"{name} {tuple(tensor.shape)} {tensor.dtype}", len(raw), raw.cpu().numpy().data

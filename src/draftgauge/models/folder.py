@@ -40,7 +40,7 @@ def model_folder(source: str | Path) -> str | Path:
         if looks_local:
             hint = "give the folder that save_pretrained wrote, or a model id of the hub"
             raise ModelError(f"there is no model folder {source}: {hint}")
-        if "/" not in source:
+        if "/" not in str(source):
             raise ModelError(
                 f"{source} is no folder here; {meant(source, WORDS)}a model of the hub is named owner/name"
             )

@@ -5,12 +5,13 @@ Launched from Python, the operations of a small model cost many times what they 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from draftgauge.core.errors import warn
 
 Result = TypeVar("Result")
 MOST_SEEN = 1024  # sets of shapes that are remembered: a server sees ever new ones
@@ -129,7 +130,7 @@ class GraphPool:
                 raise cause from None
             self._records = False
             why = str(cause).split("\n", 1)[0]
-            warnings.warn(f"passes are launched kernel by kernel, as none could be recorded: {why}", stacklevel=2)
+            warn(f"passes are launched kernel by kernel, as none could be recorded: {why}")
             return run
 
         def replay() -> Result:

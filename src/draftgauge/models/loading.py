@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
-from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory
+from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, warn
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import (
     COMPRESSIONS,
@@ -193,7 +192,7 @@ def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
         if reason is None:
             engine = "static" if model.device.type == "cuda" and why_not_recorded(model) is None else "lean"
         elif of_a_family(model):
-            warnings.warn(f"transformers' modules run this {model.config.model_type} model: {reason}", stacklevel=3)
+            warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
     engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
     return engines.get(engine, ModulesModel)(model)
 

@@ -11,9 +11,11 @@ from draftgauge.core.artefacts import read_json_lines
 from draftgauge.core.errors import PromptError
 
 NO_TEXT = "has no text: it was cut while the model was thinking, or calls a tool"
-REASONED = (
-    "has its reasoning beside its text: let the engine write token_ids too, which hold all (vLLM's return_token_ids)"
+PARTED = (
+    "has its reasoning or tool calls beside its text: let the engine write token_ids too, which hold all (vLLM's "
+    "return_token_ids)"
 )
+_BESIDE = ("reasoning_content", "reasoning", "tool_calls", "function_call")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class ServedAnswer:
     text: str  # of the assistant, or the completion
     finish: str  # "stop" or "length", as the engine says
     token_ids: tuple[int, ...] = ()  # where the engine wrote them (vLLM's ``return_token_ids``)
-    reasoned: bool = False  # the engine removed the reasoning from the text
+    parted: bool = False  # the engine took the reasoning or calls of tools out of the text
     flaw: str = ""  # why it cannot be used, as the rest of a sentence about it; empty if it can
 
 
@@ -31,8 +33,8 @@ def read_outputs(path: Path) -> dict[str, ServedAnswer]:
     """Read a file of answers by their ``custom_id``.
 
     Each line has ``custom_id`` and ``response.body.choices``, of which the first is taken: ``message.content`` or
-    ``text``, and ``finish_reason``. Lines of requests that failed are left out; answers without a text, or with a
-    reasoning beside it and no token ids, have a flaw.
+    ``text``, and ``finish_reason``. Lines of requests that failed are left out; answers without a text, or with
+    reasoning or tool calls beside it and no token ids, have a flaw.
     """
     answers: dict[str, ServedAnswer] = {}
     for where, entry in read_json_lines(path, "file of answers", "give the output file of a batch", PromptError):
@@ -56,11 +58,11 @@ def _answer(entry: Mapping[str, Any], where: str) -> ServedAnswer | None:
     try:
         choice = response["body"]["choices"][0]
         message = choice["message"] if "message" in choice else {"content": choice["text"]}
-        text, reasoned = message["content"], bool(message.get("reasoning_content") or message.get("reasoning"))
+        text, parted = message["content"], any(message.get(key) for key in _BESIDE)
         tokens = choice.get("token_ids") or ()
         if not isinstance(text, str | None) or not all(isinstance(token, int) for token in tokens):
             raise TypeError
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise PromptError(f"{where}: its response has no choice with a text: give the output of completions") from error
-    flaw = NO_TEXT if text is None else REASONED if reasoned and not tokens else ""
-    return ServedAnswer(text or "", str(choice.get("finish_reason") or "length"), tuple(tokens), reasoned, flaw)
+    flaw = NO_TEXT if text is None else PARTED if parted and not tokens else ""
+    return ServedAnswer(text or "", str(choice.get("finish_reason") or "length"), tuple(tokens), parted, flaw)

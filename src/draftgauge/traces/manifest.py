@@ -19,6 +19,7 @@ from draftgauge.traces.shards import GREEDY_VERSION, SAMPLED_VERSION
 
 MANIFEST_NAME = "manifest.json"
 COSTS_NAME = "costs.json"
+CODE_OPTIONS = ("allow_pickle", "trust_remote_code")
 MANIFEST = Artefact(
     "draftgauge-trace",
     1,
@@ -72,6 +73,7 @@ class Manifest:
         outputs: the answers that were recorded; None where the target decoded.
         tokenizer: folder or id of the tokenizer, where it is not the target's own.
         rule: of a drafter without a model, what it does; runs of earlier versions do not say.
+        allowed: which of ``CODE_OPTIONS`` the pair was loaded with; None in runs of earlier versions.
     """
 
     draftgauge: str
@@ -94,6 +96,7 @@ class Manifest:
     outputs: OutputsEntry | None = None
     tokenizer: str | None = None
     rule: str = ""
+    allowed: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("gamma_max", 1), ("max_new_tokens", 1), ("top_k", 0)):
@@ -101,6 +104,12 @@ class Manifest:
                 raise TraceError(f"{name} of a trace is {getattr(self, name)}, must be {least} or more")
         if not (0 <= self.temperature < math.inf and 0 < self.top_p <= 1):
             raise TraceError(f"a trace was not drawn at temperature {self.temperature} and top_p {self.top_p}")
+
+    @property
+    def code_options(self) -> tuple[str, ...]:
+        """The options that let a checkpoint's code run, as the command line spells them."""
+        allowed = self.command.replace("-", "_") if self.allowed is None else self.allowed
+        return tuple(f"--{name.replace('_', '-')}" for name in CODE_OPTIONS if name in allowed)
 
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""

@@ -42,7 +42,7 @@ def read_trace(folder: Path | str, tasks: Collection[str] | None = None) -> Trac
     """
     folder = Path(folder)
     manifest = Manifest.load(folder)
-    again = f"run `{manifest.command}` again"
+    again = "ask for the same again" if "ipykernel" in manifest.command else f"run `{manifest.command}` again"
     try:
         shards = [read_shard(path, manifest.fingerprint()) for path in shard_paths(folder)]
     except DamagedFileError as error:

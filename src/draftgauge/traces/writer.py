@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import TraceError, warn
 from draftgauge.core.files import remove_temporaries, require_writable
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.parquet import DamagedFileError
@@ -87,7 +86,7 @@ class TraceWriter:
             try:
                 prompts = read_shard(path, self._fingerprint).prompts
             except DamagedFileError as error:
-                warnings.warn(f"{error}; it is removed and its prompts are recorded again", stacklevel=3)
+                warn(f"{error}; it is removed and its prompts are recorded again")
                 damaged.append(path)
                 continue
             doubled = [prompt.index for prompt in prompts if prompt.index in self._tasks]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, WorkersSpec, at_least_one
+from draftgauge.core.prompts import kept_pipe
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import option
 
@@ -90,6 +91,7 @@ class PromptSpec:
     conversation: ChatSpec = ChatSpec()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", kept_pipe(self.prompts))
         at_least_one(self, "limit", "per_task", "turns")
         if self.long_prompts not in LONG_PROMPTS:
             raise DraftgaugeError(f"long_prompts must be one of {', '.join(LONG_PROMPTS)}, not {self.long_prompts!r}")

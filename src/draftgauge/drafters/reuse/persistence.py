@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from transformers import PreTrainedModel
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.config import from_mapping, to_mapping
-from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.errors import DraftgaugeError, ModelError, warn
 from draftgauge.core.files import atomic_write_bytes, file_sha256, require_writable
 from draftgauge.drafters.reuse.building import attach
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
-from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.fingerprint import fingerprint, was_sampled
 
 DESCRIPTION = "drafter.json"
 WEIGHTS = "drafter.safetensors"
@@ -126,11 +125,11 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
                 f"{getattr(config, name)}, this one's {getattr(this, name)}; load that target, or train a drafter for "
                 "this one"
             )
-    if target_fingerprint(target.module) != config.target_fingerprint:
-        warnings.warn(
+    known = config.target_fingerprint
+    if known != target_fingerprint(target.module) and not was_sampled(known, target.module.config.name_or_path):
+        warn(
             f"the drafter in {path} was trained on other weights than this target's, those of {made_for}: outputs "
-            "stay the target's, fewer drafted tokens may be accepted",
-            stacklevel=2,
+            "stay the target's, fewer drafted tokens may be accepted"
         )
     net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
     if differing := sorted(net.state_dict().keys() ^ weights.keys()):

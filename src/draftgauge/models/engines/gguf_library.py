@@ -216,7 +216,10 @@ def open_model(path: Path, *, vocabulary_only: bool = False) -> Any:
     parameters.use_extra_bufts = False  # repacked weights: other sums, and q8_0 crashes with them on AMX machines
     model = library.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
-        raise ModelError(f"cannot load {path}: {last_error() or 'libllama does not say why'}")
+        raise ModelError(
+            f"cannot load {path}: {last_error() or 'libllama does not say why'}; a drafter of hidden states (EAGLE, "
+            "DFlash, MTP) is given as --drafter FOLDER, the checkpoint that the file was converted from"
+        )
     return model
 
 

@@ -11,7 +11,6 @@ Letters in shapes as in :mod:`draftgauge.models.engines.lean`; ``R`` rows of the
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import ModelError, warn
 from draftgauge.models.device import free_bytes, upload
 from draftgauge.models.engines.lean import PREFILL_CHUNK, LeanModel, run_layers
 from draftgauge.models.engines.lean_attention import attend_over, masks_by_layer
@@ -130,10 +129,7 @@ class StaticModel(LeanModel):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         if self.spec.device.type == "cuda" and self._weights.eager is not None:
-            warnings.warn(
-                f"the static engine runs this {self.spec.family} model without CUDA graphs: {self._weights.eager}",
-                stacklevel=3,
-            )
+            warn(f"the static engine runs this {self.spec.family} model without CUDA graphs: {self._weights.eager}")
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.executor import Outcome, check_executor, execute
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.parts import WorkersSpec
@@ -80,7 +79,7 @@ def run_study(
         study = replace(study, request=replace(study.request, threads=workers.cpus))
     judged = first_per_task(for_judging(read_prompts(prompts)), study.evaluation.per_task)
     if learned_from(study.request.prompts, prompts, {prompt.index for prompt in judged}):
-        warnings.warn(f"drafters are trained on prompts of {prompts} that they are judged on", stacklevel=2)
+        warn(f"drafters are trained on prompts of {prompts} that they are judged on")
 
     # Texts to measure on, answers to learn from and their features, where they are missing.
     request, target = study.request, load_target(study.request)

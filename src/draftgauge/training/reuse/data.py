@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,16 +11,16 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.config import to_mapping
-from draftgauge.core.errors import DraftgaugeError, PromptError
+from draftgauge.core.errors import DraftgaugeError, PromptError, warn
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.prompts import TRAIN, for_training, prompts_sha256, read_prompts
+from draftgauge.core.prompts import TRAIN, Message, Prompt, for_training, prompts_sha256, read_prompts
 from draftgauge.core.rendering import Rendering
 from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_prompt
+from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import REFERENCE, bundled_questions
 from draftgauge.models.spec import check_tokens
 from draftgauge.models.vocabulary import end_tokens
@@ -67,11 +65,11 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
             f"new_tokens {request.new_tokens} leave no room for a prompt in what the target takes: lower it"
         )
     encoded = []
-    for name, messages in _messages(request):
+    for prompt in _prompts(request):
         try:
-            encoded.append(encode_prompt(tokenizer, messages, request.rendering()))
+            encoded.append(encode_with(tokenizer, prompt, request.rendering()))
         except PromptError as error:
-            raise PromptError(f"{request.prompts}, prompt {name}: {error}") from error
+            raise PromptError(f"{request.prompts}, prompt {prompt.identifier}: {error}") from error
     fitting = [tokens for tokens in encoded if len(tokens) <= longest]
     if not fitting:
         raise PromptError(
@@ -83,30 +81,26 @@ def prompt_tokens(request: TrainingSpec, tokenizer: PreTrainedTokenizerBase, lon
             "give shorter prompts"
         )
     if len(fitting) < len(encoded):
-        warnings.warn(
+        warn(
             f"{len(encoded) - len(fitting)} of {len(encoded)} prompts are left out: they are longer than the {longest} "
             "tokens that leave room for an answer",
-            stacklevel=2,
         )
     return fitting
 
 
-def _messages(request: TrainingSpec) -> list[tuple[str, str | Sequence[dict[str, str]]]]:
-    """The prompts, each with its name."""
+def _prompts(request: TrainingSpec) -> list[Prompt]:
     if request.prompts is None:
-        return [(str(number), each) for number, each in enumerate(bundled_questions()[: request.questions])]
+        questions = bundled_questions()[: request.questions]
+        asked = [tuple(Message(said["role"], said["content"]) for said in each) for each in questions]
+        return [Prompt(number, str(number), "", TRAIN, messages=each) for number, each in enumerate(asked)]
     everything = for_training(read_prompts(request.prompts))
     prompts = everything[: request.questions]
     if request.questions == TrainingSpec.questions and len(prompts) < len(everything):
-        warnings.warn(
+        warn(
             f"the first {len(prompts)} of the {len(everything)} training prompts in {request.prompts} are taken: "
             "--questions none takes all",
-            stacklevel=2,
         )
-    return [
-        (prompt.identifier, [{"role": m.role, "content": m.content} for m in prompt.messages] or prompt.text)
-        for prompt in prompts
-    ]
+    return prompts
 
 
 def load_target(request: TrainingSpec) -> CachedModel:

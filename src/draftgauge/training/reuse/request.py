@@ -159,6 +159,7 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
                 raise DraftgaugeError(f"{name} must be a number above 0, not {getattr(self, name)}")
         ChatSpec.__post_init__(self)
+        TeacherSpec.__post_init__(self)
 
     def identity(self) -> dict[str, Any]:
         identity = {key: value for key, value in to_mapping(self).items() if key not in INCIDENTAL}

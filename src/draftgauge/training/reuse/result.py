@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import ModelError, warn
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, read_weights
 from draftgauge.training.checkpoints import LATEST
 
@@ -51,7 +50,7 @@ def finished(folder: Path) -> TrainResult | None:
     except ModelError as error:
         if not (folder / CHECKPOINTS / LATEST).is_file():
             raise
-        warnings.warn(f"{error}; it is written again from the last checkpoint", stacklevel=2)
+        warn(f"{error}; it is written again from the last checkpoint")
         return None
     result = dict(read_description(folder)["extra"]["result"])
     return TrainResult(**{**result, "folder": folder})

@@ -10,7 +10,6 @@ cached keys from the first step on, and its own drafted tokens look to them like
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftgauge.core.errors import warn
 from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.blocks import Block, Injection
 from draftgauge.drafters.reuse.blockwise import BlockNet
@@ -78,10 +78,9 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     if start == SELF or chain is None:
         return []
     if net.config.target_family not in FAMILIES:
-        warnings.warn(
+        warn(
             f"the projections of {net.config.target_family} targets are not known: attention starts at the drafter's "
             "own keys",
-            stacklevel=2,
         )
         return []
     text = module.config.get_text_config()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftgauge.core.errors import warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
@@ -69,10 +69,9 @@ def _train(job: Job, progress: Progress, report: Report, watch: Watch) -> TrainR
         conversations = usable(answers.conversations, job.length, request.depths)
         asked = len(answers.conversations) + answers.description.get("left_out", 0)
         if len(conversations) < asked and world.leads:
-            warnings.warn(
+            warn(
                 f"{asked - len(conversations)} of {asked} answers are not trained on: they begin after the first "
                 f"{job.length} tokens of their conversation (length), or behind a prompt of one token",
-                stacklevel=2,
             )
         features = _features(job, target, answers, conversations, progress)
     training = Training(job, _start(job, target, answers, conversations), features, conversations, answers.sha256)
