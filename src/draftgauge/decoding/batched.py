@@ -97,8 +97,8 @@ class BatchPlan(NamedTuple):
     """How a batch is decoded.
 
     Attributes:
-        drain: go on until every output has ended; else stop where a slot finds no further prompt, so that every step
-            is of a full batch.
+        drain: go on until every output has ended; else stop where a slot finds no further prompt: all steps are then
+            of a full batch.
         timed: time every pass; on an accelerator this waits for it each time.
     """
 

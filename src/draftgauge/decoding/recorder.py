@@ -63,8 +63,8 @@ def record_prompt(
     At a temperature above 0 the output is drawn once, and the record holds chances of acceptance in place of outcomes
     (:mod:`draftgauge.traces.sampled`).
 
-    Passes over many positions round differently from a live drafter's single steps: in float32 the record is what a
-    live run shows up to the last digits; in lower precision a drafted near-tie may fall the other way.
+    Passes over many positions round differently from a live drafter's single steps. In float32 the record is what a
+    live run shows up to the last digits. In lower precision a drafted near-tie may fall the other way.
 
     Args:
         drafter: what drafts, from all positions together where it can

@@ -1,8 +1,7 @@
 """What to decode and when to stop: the settings that all loops share.
 
-Where an output ends is as in transformers' ``generate``: what ends it stays in it. The end token is the last token, and
-after a stop string the output ends with the token that completed it, whole, even if that token carries further
-characters.
+Where an output ends is as in transformers' ``generate``: what ends it stays in it. The end token is the last token. The
+token that completes a stop string is the last one, whole, even if it carries further characters.
 """
 
 from __future__ import annotations
@@ -107,8 +106,7 @@ class Stopper:
 class StopStringWatch:
     """Finds the token that completes a stop string, also one that spans many tokens.
 
-    Only a tail of the output is decoded, long enough for the longest stop string, so that the cost of a token does not
-    grow with the output.
+    Only a tail of the output is decoded, long enough for the longest stop string: the cost of a token does not grow.
     """
 
     def __init__(self, strings: Sequence[str], detokenize: Detokenize) -> None:

@@ -39,8 +39,8 @@ def speculative_decode(
 ) -> Generation:
     """Decode with speculation; the output has the distribution of :func:`~draftgauge.decoding.plain.plain_decode`.
 
-    Greedy output is the same token for token as far as the target's logits do not depend on how many tokens it takes in
-    at once: exactly so in float32, up to near-ties in lower precision.
+    Greedy output is the same token for token as far as logits do not depend on how many tokens the target takes in at
+    once. In float32 they do not; in lower precision near-ties may fall the other way.
 
     Args:
         drafter: proposes tokens. It ends its drafts with the settings' end tokens, and if it samples it must carry the

@@ -20,9 +20,8 @@ class Draft(NamedTuple):
     """Proposed tokens.
 
     Attributes:
-        probabilities: ``[drafted, vocabulary]`` float32, the distributions the tokens were *sampled from* (needed
-            to accept sampled tokens); None for greedy drafting and for drafters that propose without a distribution
-            (one-hot then).
+        probabilities: ``[drafted, vocabulary]`` float32, the distributions the tokens were *sampled from*, which
+            accepting sampled tokens needs. None for greedy drafting, and one-hot for drafters without a distribution.
         signals: one per drafted token; empty if the drafter was not asked after each token.
         appended: how many of the tokens, the last ones, a policy looked up in the text
             (:class:`~draftgauge.policies.base.Extends`); they have neither distribution nor signal.
@@ -124,11 +123,11 @@ def record_passes(target: CachedModel, drafter: Drafter | None, gamma_max: int, 
 
 
 def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
-    """The draft that the target verifies: without its last token if the policy drops it
-    (:class:`~draftgauge.policies.base.DropsLast`), and with the tokens that the policy looks up in the text
-    (:class:`~draftgauge.policies.base.Extends`).
+    """The draft that the target verifies.
 
-    The policy has seen the first ``asked`` signals while drafting; at most ``room`` tokens may be proposed in all.
+    The policy may drop its last token (:class:`~draftgauge.policies.base.DropsLast`), and append tokens that it looks
+    up in the text (:class:`~draftgauge.policies.base.Extends`). It has seen the first ``asked`` signals while drafting.
+    At most ``room`` tokens may be proposed in all.
     """
     for signal in draft.signals[asked:]:
         policy.keep_drafting(signal)  # the drafter ended the draft; the policy still sees its last token

@@ -1,8 +1,8 @@
 """Drafts from every position of a known output: from all positions together, or one by one as a live run would.
 
 Row ``p`` drafts the continuation of prompt and ``output[:p]``. If the first token drafted at ``p`` equals
-``output[p]``, the rest of that draft is the draft of row ``p + 1``, so only rows whose first token differs from the
-output need a branch of their own. Along a sampled output, every position gets its acceptance probabilities
+``output[p]``, the rest of that draft is the draft of row ``p + 1``. Only rows whose first token differs from the output
+need a branch of their own. Along a sampled output, every position gets its acceptance probabilities
 (:mod:`draftgauge.traces.sampled`) and one draft that begins with a token that the target would reject.
 """
 

@@ -29,8 +29,8 @@ from draftgauge.verification import Sampling
 class LanguageModelDrafter:
     """Drafts with a smaller model that shares the target's tokenizer.
 
-    Its cache follows the committed text: ``commit`` rolls it back to the accepted tokens, and the next ``propose``
-    first processes the committed tokens that are missing, in one pass. Once the text is longer than the draft model's
+    Its cache follows the committed text: ``commit`` rolls it back to the accepted tokens. The next ``propose`` first
+    processes the committed tokens that are missing, in one pass. Once the text is longer than the draft model's
     own context, drafts are empty.
     """
 

@@ -52,8 +52,9 @@ class BatchMeterPlan:
 
 
 class EvenLengths:
-    """The loop's policy while it is timed: all requests draft as many tokens, every length as often as the others in
-    random order; in every third round it looks at them.
+    """The loop's policy while it is timed: all requests draft as many tokens, every length equally often.
+
+    The order is random. In every third round the policy looks at the tokens.
     """
 
     def __init__(self, gamma_max: int, rng: np.random.Generator) -> None:

@@ -1,7 +1,7 @@
 """Measures a cost curve: what drafting, verifying and plain decoding take on this machine.
 
-Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the caches full of the other's weights,
-and the draft must first take in what the last step committed. So the meter runs the loop itself on real text, with
+Timing ``propose`` and ``forward`` on their own flatters them. Live, each finds the caches full of the other's weights.
+The draft must first take in what the last step committed. So the meter runs the loop itself on real text, with
 draft lengths in random order.
 """
 
@@ -298,9 +298,10 @@ def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int) -
 
 
 def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> Floats:
-    """Median seconds for each number of tokens wanted, interpolated where it was not timed; never falling, as one token
-    more costs nothing at least, but for the first: a pass of one token can take longer than one of two, as CPUs
-    multiply a matrix with a vector by other kernels.
+    """Median seconds for each number of tokens wanted, interpolated where it was not timed.
+
+    They never fall, as one token more costs nothing at least. The first may be higher: on CPUs a pass of one token can
+    take longer than one of two, as a matrix is multiplied with a vector by other kernels.
     """
     tokens = sorted(timed)
     medians = np.array([np.median(timed[count]) for count in tokens])
@@ -314,8 +315,9 @@ def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> F
 
 
 def _catch_up(samples: Samples) -> Floats:
-    """``[BACKLOGS]`` what drafting takes longer by how many tokens there were to take in: from drafts of one token;
-    rising, and interpolated where a number did not occur.
+    """``[BACKLOGS]`` what drafting takes longer by how many tokens there were to take in.
+
+    From drafts of one token; rising, and interpolated where a number did not occur.
     """
     added: dict[int, list[float]] = {}
     for own in samples:

@@ -119,8 +119,9 @@ class StepTimer(PolicyBase):
 
 
 class TimedDrafter:
-    """A drafter whose proposals are timed, and filled up to the length asked for: one that has less to propose (prompt
-    lookup without a match) would leave long verifications unmeasured.
+    """A drafter whose proposals are timed, and filled up to the length asked for.
+
+    Prompt lookup without a match has less to propose, and would leave long verifications unmeasured.
     """
 
     def __init__(self, drafter: Drafter, timer: StepTimer, filler: int) -> None:

@@ -18,8 +18,8 @@ class TapPlan:
     """Decoder layers to tap, counted from 0.
 
     Attributes:
-        hidden_layers: whose output, the residual stream, is kept. transformers calls it ``hidden_states[layer + 1]``,
-            but for the last layer, where that one has gone through the final norm and this one has not.
+        hidden_layers: whose output, the residual stream, is kept. transformers calls it ``hidden_states[layer + 1]``.
+            Of the last layer that one has gone through the final norm, and this one has not.
         kv_layers: whose cached keys and values are read.
     """
 
@@ -32,8 +32,8 @@ def tap_plan(
 ) -> TapPlan:
     """Plan the taps of a target.
 
-    Where a rule chooses and not the caller, keys and values of a target that alternates full and sliding-window
-    attention come from the full-attention layers nearest to those of the rule.
+    Some targets alternate full and sliding-window attention. Where a rule chooses and not the caller, keys and values
+    then come from the full-attention layers nearest to those of the rule.
 
     Args:
         layers: which decoder layers, counted from 0, or one of :data:`TAP_RULES`; "eagle3" if None.

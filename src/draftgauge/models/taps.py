@@ -1,7 +1,7 @@
 """Taps: what a drafter may reuse of its target, the hidden states and the KV cache of chosen layers.
 
-Live, they cost the target no second pass: hidden states are left behind by the passes that verify, and keys and values
-are views of the engine's own cache. Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden
+Live, they cost the target no second pass. Hidden states are left behind by the passes that verify; keys and values are
+views of the engine's own cache. Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden
 size, ``KV`` key/value heads, ``D`` head dimension.
 """
 

@@ -60,8 +60,8 @@ def take_in(
 
     Args:
         tokens: ``[n]``, the token *after* each new anchor; the last of them is the last committed token.
-        hidden: ``[n, S, H]`` of the new anchors, for the designs that read hidden states.
-        keys, values: ``[S, KV, n, D]`` of the new anchors, for the designs that read them.
+        hidden: ``[n, S, H]`` of the new anchors, in designs that read hidden states.
+        keys, values: ``[S, KV, n, D]`` of the new anchors, in designs that read them.
 
     Returns:
         float32 logits ``[1, V]`` of the first drafted token, and the chain.

@@ -2,7 +2,7 @@
 
 Rows are anchors in training and branches in drafting. The shared keys are a prefix (causal in training); a row's own
 keys are those of its chain of drafted tokens, one for each depth. Laid out as one masked attention, ``k`` depths would
-cost ``k`` times the keys; here each depth adds one dot product a row, as in EAGLE-3's training-time test.
+cost ``k`` times the keys. Here each depth adds one dot product a row, as in EAGLE-3's training-time test.
 
 Letters in shapes: ``B`` texts, ``Q`` query heads, ``KV`` key heads, ``R`` rows, ``L`` shared keys, ``D`` head
 dimension.
@@ -93,10 +93,10 @@ def plain_attention(
 class FusedCausal(torch.autograd.Function):
     """Causal :func:`joint_attention` on PyTorch's flash kernels, which never write the scores out.
 
-    A flash kernel returns its output and the logarithm of its normaliser, so other keys can be folded in afterwards:
-    the joint normaliser is a log-sum-exp of all. Backwards the same kernel is given the *joint* output and normaliser:
-    it rebuilds the weights as ``exp(score - normaliser)``, which then are the joint softmax's, and its gradients are
-    right for its part of the keys.
+    A flash kernel returns its output and the logarithm of its normaliser, so other keys can be folded in afterwards.
+    The joint normaliser is a log-sum-exp of all. Backwards the same kernel is given the *joint* output and normaliser.
+    It rebuilds the weights as ``exp(score - normaliser)``, which are then the joint softmax's. Its gradients are right
+    for its part of the keys.
 
     Shared keys before those of the rows are seen by all rows, so they go through the kernel apart, without a mask.
     """

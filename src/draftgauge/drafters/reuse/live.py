@@ -36,7 +36,7 @@ class ReuseDrafter:
     """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from the states that the target's passes compute.
 
     With ``n`` committed tokens the target's cache holds ``n - 1``, so its states are known up to position ``n - 2``,
-    the *anchor* of the next draft; the last committed token is the drafter's first input. Only anchors of committed
+    the *anchor* of the next draft. The last committed token is the drafter's first input. Only anchors of committed
     text enter the drafter's own cache, so it is never rolled back. The target's cache may be longer than the committed
     text: what it holds at a position does not depend on later tokens.
     """

@@ -85,8 +85,10 @@ class ReuseNet(nn.Module):
         return tokens if self.d2t is None else self.d2t[tokens]
 
     def entering(self, embedded: Tensor, hidden: Tensor | None, before: Tensor | None) -> Tensor:
-        """What enters the first block at a depth, ``[B, R, H]``: the target's states ``[B, R, S, H]`` at depth 0, the
-        drafter's own of the depth ``before`` at the others; the embedded tokens in designs that read no states.
+        """What enters the first block at a depth, ``[B, R, H]``.
+
+        The target's states ``[B, R, S, H]`` at depth 0, the drafter's own of the depth ``before`` at the others. In
+        designs that read no states, the embedded tokens.
         """
         if not self.traits.reads_hidden:
             return embedded

@@ -47,8 +47,9 @@ def is_drafter(folder: str | Path) -> bool:
 
 
 def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
-    """Write a drafter: its trainable weights (the embedding is the target's), its configuration, and JSON values that
-    say how it was made, such as the training plan.
+    """Write a drafter: its trainable weights, its configuration, and JSON values that say how it was made.
+
+    The embedding is the target's, and not among the weights.
 
     A kill leaves the former drafter or the new one; one whose two files do not belong together is refused when loaded.
     """

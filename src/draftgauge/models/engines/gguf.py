@@ -1,7 +1,7 @@
 """The gguf engine: a GGUF file of any architecture and quantisation, run by llama.cpp in this process.
 
-With ``exact`` set, keys and values are float32 and attention is computed plainly: logits then agree with transformers'
-up to the rounding of differently ordered sums. llama.cpp's own defaults (float16 keys and values, flash attention) are
+In the engine ``gguf`` keys and values are float32 and attention is computed plainly. Logits agree with transformers' up
+to the rounding of differently ordered sums. llama.cpp's own defaults (float16 keys and values, flash attention) are
 faster on long texts and off by some thousandths; that is the engine ``gguf-fast``.
 """
 

@@ -50,8 +50,8 @@ def attend_over(weights: LeanWeights, cache: Tensor, begin: int, end: int) -> At
 def _mask(new: int, length: int, weights: LeanWeights, like: Tensor, window: int | None = None) -> Mask:
     """What the last ``new`` of ``length`` tokens see: itself, and each all before it, or those within a window.
 
-    None for one token; the bias of a causal kernel where there is one; else an additive mask ``[new G, length]``, rows
-    by token, then query head of a group.
+    None for one token, and the bias of a causal kernel where there is one. Else an additive mask ``[new G, length]``,
+    rows by token, then query head of a group.
     """
     if new == 1:
         return None

@@ -92,7 +92,7 @@ class LeanWeights:
 def fuse(model: PreTrainedModel) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
-    The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears; otherwise the
+    The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears. Otherwise the
     model's own linears become views of the fused weights. Quantised linears and experts are called as they are.
     """
     reason = why_not_lean(model)
@@ -230,8 +230,9 @@ def _rotation(attention: Any, config: PreTrainedConfig) -> Rotation:
 
 
 def _norm(weight: Tensor, config: PreTrainedConfig) -> Norm:
-    """RMS norm over the last dimension, times ``weight`` (``[..., dim]``, broadcast); in Gemma times one more than it,
-    in float32 up to the end whatever the model's dtype.
+    """RMS norm over the last dimension, times ``weight`` (``[..., dim]``, broadcast).
+
+    In Gemma it is times one more than the weight, and in float32 up to the end whatever the model's dtype.
     """
     dtype, dim, eps = weight.dtype, weight.shape[-1], config.rms_norm_eps
     gemma = config.model_type in GEMMA

@@ -75,8 +75,10 @@ class ModulesModel:
         return logits.to(self.spec.device, torch.float32)
 
     def _check_cache(self) -> None:
-        """Decode a few tokens at once and in two parts: many architectures take a cache and leave it empty, or let
-        tokens see those behind them, and would give a wrong text without an error.
+        """Decode a few tokens at once and in two parts.
+
+        Many architectures take a cache and leave it empty, or let tokens see those behind them: their text would be
+        wrong without an error.
         """
         count = 2 * min(PROBED, self.spec.context // 2)
         tokens = torch.linspace(self.spec.vocabulary // 4, self.spec.vocabulary // 2, count, device=self.spec.device)

@@ -1,12 +1,12 @@
 """The static engine: passes of fixed shapes over one or more sequences of a lean decoder, replayed as CUDA graphs.
 
-A position is a tensor on the device and attention sees a *bucket* of the cache behind a mask, so that one recording
-serves all positions of the bucket. On a CPU the same passes run eagerly. A pass takes ``T`` tokens, possibly another
+A position is a tensor on the device and attention sees a *bucket* of the cache behind a mask. One recording then serves
+all positions of the bucket. On a CPU the same passes run eagerly. A pass takes ``T`` tokens, possibly another
 number of each row. All go through the linears side by side; for attention, queries are laid out by row, padded to the
 longest.
 
-Letters in shapes as in :mod:`draftgauge.models.engines.lean`; ``R`` rows of the cache, ``B`` rows that a pass spans,
-``W`` most tokens of one of them, ``C`` places of the cache that it sees.
+Letters in shapes as in :mod:`draftgauge.models.engines.lean`. A cache has ``R`` rows; a pass spans ``B`` of them, takes
+at most ``W`` tokens of one, and sees ``C`` places.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class Memory:
 
 
 def lay_out(shape: Shape, rows: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Where a pass's tokens belong, ``counts`` of each row after ``begins`` ones: the row of each, its position and its
-    place in ``[B, W]``, then by row of the span how many tokens are before.
+    """Where a pass's tokens belong, ``counts`` of each row after ``begins`` ones.
+
+    The row of each, its position and its place in ``[B, W]``; then, by row of the span, how many tokens are before.
     """
     owner: list[int] = []
     position: list[int] = []
