@@ -194,18 +194,29 @@ class _BatchLoop:
         self.policy.begin(slot, prompt)
 
     def step(self) -> list[int]:
-        """One step of all requests; the slots whose outputs ended."""
+        """One step of all requests, each committing what is accepted of its own; the slots whose outputs ended."""
         shown: dict[int, list[Signal]] = {slot: [] for slot in self.requests}
         depths = self.propose(shown)
-        drafted = {slot: sum(slot in each.slots for each in depths) for slot in self.requests}
-        tokens, best = self.verify(depths, [drafted[slot] + 1 for slot in self.requests])
+        counts = [1 + sum(slot in each.slots for each in depths) for slot in self.requests]
+        tokens, best = self.verify(depths, counts)
         row, free = 0, []
-        for slot, request in self.requests.items():
-            end = row + drafted[slot] + 1
-            proposed = until_end(tokens[row + 1 : end], self.settings.end_tokens)
-            if self.commit(slot, request, proposed, best[row:end], shown[slot]):
+        for count, (slot, request) in zip(counts, self.requests.items(), strict=True):
+            proposed = until_end(tokens[row + 1 : row + count], self.settings.end_tokens)
+            accepted, token = accept_greedy(proposed, best[row : row + count])
+            row += count
+            committed, finish = request.stopper.cut([*proposed[:accepted], token])
+            kept = len(request.text) + accepted
+            request.text += committed
+            self.target.truncate(slot, kept)
+            self.draft.truncate(slot, min(kept, self.draft.length(slot)))
+            text, signals = committed if SignalName.TEXT in self.policy.reads else (), shown[slot][: len(proposed)]
+            step = Step(len(proposed), min(accepted, len(committed)), len(committed), signals, NAN, text)
+            self.policy.observe(slot, step)
+            request.output.tokens += committed
+            request.output.steps.append(step)
+            if finish is not None:
+                request.output.finished = True
                 free.append(slot)
-            row = end
         return free
 
     def propose(self, shown: dict[int, list[Signal]]) -> list[_Drafted]:
@@ -258,22 +269,6 @@ class _BatchLoop:
             tokens, own = torch.stack((fed, best)).tolist()
         check_finite(own, f"target ({self.target.spec.dtype})")
         return tokens, own
-
-    def commit(self, slot: int, request: _Request, proposed: list[int], best: list[int], shown: list[Signal]) -> bool:
-        """Commit what is accepted; whether the output has ended."""
-        accepted, token = accept_greedy(proposed, best)
-        tokens, finish = request.stopper.cut([*proposed[:accepted], token])
-        kept = len(request.text) + accepted
-        request.text += tokens
-        self.target.truncate(slot, kept)
-        self.draft.truncate(slot, min(kept, self.draft.length(slot)))
-        text = tokens if SignalName.TEXT in self.policy.reads else ()
-        step = Step(len(proposed), min(accepted, len(tokens)), len(tokens), shown[: len(proposed)], NAN, text)
-        self.policy.observe(slot, step)
-        request.output.tokens += tokens
-        request.output.steps.append(step)
-        request.output.finished = finish is not None
-        return finish is not None
 
     def readable(self, tokens: list[int]) -> list[int]:
         """Tokens as the drafter takes them in: its last one stands for those that it does not have."""

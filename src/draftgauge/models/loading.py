@@ -59,7 +59,15 @@ def load_model(
     """
     check_engine(engine)
     if is_gguf(source):
-        return _load_gguf(Path(source), compression, device, engine)
+        if compression != UNCOMPRESSED:
+            raise ModelError(f"{source} is quantised already: give another file instead of compression {compression}")
+        if device is not None and str(device).partition(":")[0] != "cpu":
+            raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
+        if engine not in ("auto", *GGUF_ENGINES):
+            raise ModelError(
+                f"{source} is a GGUF file, which {' and '.join(GGUF_ENGINES)} run, not the engine {engine}"
+            )
+        return GgufModel(Path(source), EXACT if engine == "auto" else engine)
     if engine in GGUF_ENGINES:
         raise ModelError(
             f"the engine {engine} runs GGUF files, and {source} is not one: give a file that ends in .gguf"
@@ -168,16 +176,6 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
             f"{what} does not fit into the memory of {device}: choose a stronger compression, a smaller model or "
             "another device, or spread it over several GPUs (device_map auto)"
         ) from error
-
-
-def _load_gguf(path: Path, compression: str, device: str | torch.device | None, engine: str) -> CachedModel:
-    if compression != UNCOMPRESSED:
-        raise ModelError(f"{path} is quantised already: give another file instead of compression {compression}")
-    if device is not None and str(device).partition(":")[0] != "cpu":
-        raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
-    if engine not in ("auto", *GGUF_ENGINES):
-        raise ModelError(f"{path} is a GGUF file, which {' and '.join(GGUF_ENGINES)} run, not the engine {engine}")
-    return GgufModel(path, EXACT if engine == "auto" else engine)
 
 
 def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
