@@ -103,5 +103,5 @@ def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
     with pytest.warns(UserWarning, match=r"was fitted on \d of the 5 prompts"):
         assert {row["prompts"] for row in bench(few, **asked)} == {5}
     inputs["prompts"].write_text("\n".join(json.dumps({"prompt": "number", "task": task}) for task in "ab"))
-    with pytest.raises(TraceError, match="holds none of these prompts"):
+    with pytest.raises(TraceError, match="holds no task 'b'"):
         bench(recorded(inputs | {"limit": 1}, tmp_path / "one"), ["no-draft"], tasks="b", device="cpu")
