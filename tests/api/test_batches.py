@@ -102,7 +102,7 @@ def test_advice_at_a_batch_says_whether_adaptive_verification_pays(run: Path) ->
     at_once = {row["policy"]: row for row in at_once}
     whole = at_once["fixed:2"]["tokens_per_step"]  # where verifying is flat nothing is left out
     assert at_once["confidence-scheduled"]["tokens_per_step"] == pytest.approx(whole, rel=0.02)
-    advised = next(row for row in advise(run, batch=3) if row["advised"])["at_batch"]
+    advised = next(row for row in advise(run, batch=3) if row["recommended"])["at_batch"]
     best = next(row for row in rows if row["best"])
     assert (best["gain"], best["gain_low"], best["gain_high"]) == (0, 0, 0)
     for row in (row for row in rows if row["gamma"] is None):

@@ -151,7 +151,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
     rows = dg.bench(folder=run, policies=["fixed:3", "stopping"], device=DEVICE, rounds=1, baselines=WHOLE)
     live = {row["policy"]: row["mismatches"] for row in rows if row["task"] == "all"}
     assert live["fixed:3"] == live["stopping"] == 0
-    assert any(row["advised"] for row in dg.advise(folder=run))
+    assert any(row["recommended"] for row in dg.advise(folder=run))
 
 
 @pytest.mark.filterwarnings("error:passes are launched")

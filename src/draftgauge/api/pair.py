@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +45,7 @@ class Pair:
     Attributes:
         known_tokenizer: the target's; None where a model that was given loaded has none beside it.
         target_name, draft_name: what was asked for; the latter None for a kind that takes no source.
+        spec: how it was loaded.
     """
 
     target: CachedModel
@@ -55,6 +56,7 @@ class Pair:
     draft_name: str | None
     compression: str
     taps: Taps | None = None
+    spec: PairSpec = field(default_factory=PairSpec)
 
     @classmethod
     def from_pretrained(cls, target: str | Path | None = None, drafter: str | Path | None = None, **how: Any) -> Pair:
@@ -164,7 +166,7 @@ def load_pair(spec: PairSpec) -> Pair:
     def load() -> CachedModel:
         return load_model(target, compression, spec.machine.device, engine, trusted, loading.device_map)
 
-    return Pair.of(load, spec.drafter, tokenizer, options, target)
+    return replace(Pair.of(load, spec.drafter, tokenizer, options, target), spec=spec)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
