@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from transformers.cache_utils import DynamicLayer
 from draftgauge.models.base import ModelSpec
 from draftgauge.models.spec import check_context
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
+
+STATES = ("conv_states", "recurrent_states", "has_previous_state")  # of a cache layer, each by the state's index
 
 
 def takes_branch_masks(model: PreTrainedModel) -> bool:
@@ -86,33 +90,48 @@ class MaskedBranches:
 class SequentialBranches:
     """One branch after the other, each on its own continuation of the cache: slow, and right for every architecture."""
 
-    def __init__(self, model: PreTrainedModel, spec: ModelSpec, cache: DynamicCache, starts: Tensor) -> None:
-        self._model = model
-        self._spec = spec
-        self._caches = [shared_prefix(cache, start) for start in starts.tolist()]
+    def __init__(
+        self,
+        run: Callable[[Tensor, DynamicCache, int], Tensor],
+        spec: ModelSpec,
+        caches: list[DynamicCache],
+        starts: Tensor,
+    ) -> None:
+        """Branches that each have a cache of their first ``starts`` tokens; ``run`` is the model's."""
+        self._run, self._spec = run, spec
+        self._branches = list(zip(caches, starts.tolist(), strict=True))
 
-    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        check_context(self._spec, max(cache.get_seq_length() for cache in self._caches) + 1)
-        with attention_kernels(self._spec.device):
-            outputs = [
-                self._model(input_ids=token[None, None], use_cache=True, **cache_argument(self._model, cache))
-                for token, cache in zip(tokens, self._caches, strict=True)
-            ]
-        return torch.stack([output.logits[0, -1] for output in outputs]).float()
+        check_context(self._spec, max(length for _, length in self._branches) + 1)
+        branches = zip(tokens, self._branches, strict=True)
+        logits = [self._run(token[None], cache, length) for token, (cache, length) in branches]
+        self._branches = [(cache, length + 1) for cache, length in self._branches]
+        return torch.cat(logits)
 
     def keep(self, rows: Tensor) -> None:
-        self._caches = [self._caches[row] for row in rows.tolist()]
+        self._branches = [self._branches[row] for row in rows.tolist()]
 
 
 def shared_prefix(cache: DynamicCache, length: int) -> DynamicCache:
-    """A cache of the first ``length`` tokens that reads the given one's memory: what is appended goes to new memory."""
-    copy = DynamicCache()
-    copy.layer_class_to_replicate = None
+    """A cache of the first ``length`` tokens that reads the given one's memory: what is appended goes to new memory.
+
+    States are left out.
+    """
+    prefix = DynamicCache()
+    prefix.layer_class_to_replicate = None
+    prefix.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in prefix.layers:
+        for name, held in vars(layer).items():
+            if isinstance(held, dict):
+                setattr(layer, name, dict.fromkeys(held) if name in STATES else dict(held))
+    cached = max((layer.get_seq_length() for layer in cache.layers if isinstance(layer, DynamicLayer)), default=0)
+    crop(prefix, cached - length)
+    return prefix
+
+
+def crop(cache: DynamicCache, dropped: int) -> None:
+    """Drop the last tokens of what is kept by token; states stay as they are."""
     for layer in cache.layers:
-        view = type(layer)()
-        if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            view.lazy_initialization(layer.keys, layer.values)
-            view.keys, view.values = layer.keys[..., :length, :], layer.values[..., :length, :]
-        copy.layers.append(view)
-    return copy
+        if isinstance(layer, DynamicLayer):
+            own = DynamicLayer if hasattr(layer, STATES[0]) else type(layer)
+            own.crop(layer, -dropped)
