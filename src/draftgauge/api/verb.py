@@ -80,7 +80,7 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
 
 def _documented(text: str, request_class: type) -> str:
     """The docstring with every setting of the request in place of ``request``."""
-    settings = "".join(f"    {entry.name}: {entry.help}\n" for entry in settings_of(request_class))
+    settings = "".join(f"    {entry.name}: {entry.help}\n" for entry in settings_of(request_class) if not entry.hidden)
     if "\nArgs:\n" not in text:
         place = re.search(r"\n(?=(?:Returns|Raises):\n)", text)
         cut = place.start() if place else len(text)
@@ -101,5 +101,6 @@ def _signature(request_class: type, own: list[inspect.Parameter]) -> inspect.Sig
             annotation=entry.annotation,
         )
         for entry in settings_of(request_class)
+        if not entry.hidden
     ]
     return inspect.Signature(sorted([*flat, *own], key=lambda parameter: parameter.default is not empty))
