@@ -66,18 +66,18 @@ def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypat
     assert re.match(r"(Draft with|Do not draft).*modelled on 12 prompts", modelled)
     assert said["replay"].strip().endswith(modelled)
 
-    (advised,) = [row for row in written["advise"] if row["advised"]]
+    (advised,) = [row for row in written["advise"] if row["recommended"]]
     assert advised["verdict"] == modelled
     assert modelled in said["advise"]
     assert dg.replay(run).verdict == modelled
-    assert {row["verdict"] for row in dg.advise(run) if row["advised"]} == {modelled}
+    assert {row["verdict"] for row in dg.advise(run) if row["recommended"]} == {modelled}
     assert f"wrote {run / 'report.html'}" in ran("report", run, "--bench", json_of["bench"]).replace("\n", "")
     page = (run / "report.html").read_text()
     assert modelled in page
     assert modelled in dg.report(run).read_text()
     figure = re.search(r'class="figure">\s*([\d.]+)', page)
     assert figure is not None
-    assert figure[1] == f"{advised['speedup'] if advised['setting'] != 'plain' else 1:.2f}"
+    assert figure[1] == f"{advised['ratio_to_plain'] if advised['policy'] != 'plain' else 1:.2f}"
 
     live = pooled(written["bench"])
     (verdict,) = [row["verdict"] for row in live.values() if "verdict" in row]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Pair:
 
     Attributes:
         target_name, draft_name: what was asked for; the latter None for a kind that takes no source.
+        spec: how it was loaded.
     """
 
     target: CachedModel
@@ -49,6 +50,7 @@ class Pair:
     draft_name: str | None
     compression: str
     taps: Taps | None = None
+    spec: PairSpec = field(default_factory=PairSpec)
 
     @property
     def draft(self) -> CachedModel | None:
@@ -112,7 +114,7 @@ def load_pair(spec: PairSpec) -> Pair:
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
     asked = None if source is None else REFERENCE if spec.drafter in (None, name) else spec.drafter
-    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, asked, compression, taps)
+    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, asked, compression, taps, spec)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:

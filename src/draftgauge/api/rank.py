@@ -25,10 +25,10 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
-from draftgauge.judging.evaluate import ALL_TASKS, plain_seconds
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
-from draftgauge.judging.replay import replay
+from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
@@ -137,8 +137,8 @@ def _live(
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
-    plain = plain_seconds(decoded, costs).sum()
-    modelled = 1.0 if setting == NO_DRAFT else plain / replay(decoded, policy, costs).seconds.sum()
+    plain = plain_replay(decoded, costs)
+    modelled = 1.0 if setting == NO_DRAFT else plain.seconds.sum() / replay(decoded, policy, costs).seconds.sum()
     return ratios | {"live_modelled": modelled, "live_mismatched_prompts": live["mismatched_prompts"]}
 
 

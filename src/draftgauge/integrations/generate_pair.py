@@ -22,7 +22,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import PLAIN_TENSORS, why_not_lean
-from draftgauge.models.engines.lean_ops import packs
+from draftgauge.models.engines.lean_weights import packs
 from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import check_same_vocabulary, vocabulary_digest

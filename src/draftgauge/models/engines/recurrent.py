@@ -21,8 +21,16 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import BranchSession
-from draftgauge.models.engines.modules_branches import STATES, SequentialBranches, crop, shared_prefix
-from draftgauge.models.engines.modules_model import MOST_APART, ModulesModel, holds_states, rollback_cache
+from draftgauge.models.engines.modules import (
+    MOST_APART,
+    STATES,
+    ModulesModel,
+    SequentialBranches,
+    crop,
+    holds_states,
+    rollback_cache,
+    shared_prefix,
+)
 from draftgauge.models.spec import check_starts
 
 REPLAYED = 64  # a pass of more tokens is a prefill: a cut inside of it runs the model again

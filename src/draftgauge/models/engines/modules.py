@@ -6,8 +6,9 @@ then comes from the attention mask, which transformers builds for the whole leng
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
@@ -20,13 +21,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from draftgauge.core.errors import ModelError, is_out_of_memory
 from draftgauge.models.base import BranchSession, ModelSpec
-from draftgauge.models.engines.modules_branches import (
-    MaskedBranches,
-    SequentialBranches,
-    shared_prefix,
-    takes_branch_masks,
-)
-from draftgauge.models.hidden import HiddenStates, watching
+from draftgauge.models.growing import HiddenStates
+from draftgauge.models.hidden import watching
 from draftgauge.models.spec import check_context, check_starts, model_spec
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
@@ -34,6 +30,7 @@ from draftgauge.models.transformers_calls import attention_kernels, cache_argume
 _KNOWN = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer")
 _WITH_STATES = ("LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 _ROLLED_BACK = tuple(getattr(cache_utils, name) for name in (*_KNOWN, *_WITH_STATES) if hasattr(cache_utils, name))
+STATES = ("conv_states", "recurrent_states", "has_previous_state")  # of a cache layer, each by the state's index
 _HYBRID_WINDOW = "LinearAttentionAndSlidingWindowAttentionLayer"
 
 PROBED = 8  # tokens of either part of the text that shows whether a model decodes with its cache
@@ -70,7 +67,11 @@ class ModulesModel:
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         check_context(self.spec, self._length + len(tokens))
-        with self._keeping_hidden(len(tokens)):
+        watched: AbstractContextManager[None] = nullcontext()
+        if self.hidden is not None:
+            note = self.hidden.keep(self._length, self._length + len(tokens))
+            watched = watching(self.module, self.hidden.layers, lambda layer, states: note(layer, states[0]))
+        with watched:
             logits = self.run(tokens, self._cache, self._length, last_only)
         self._length += len(tokens)
         return logits
@@ -89,8 +90,10 @@ class ModulesModel:
         return logits.to(self.spec.device, torch.float32)
 
     def _check_cache(self) -> None:
-        """Decode a few tokens at once and in two parts: many architectures take a cache and leave it empty, or let
-        tokens see those behind them, and would give a wrong text without an error.
+        """Decode a few tokens at once and in two parts.
+
+        Many architectures take a cache and leave it empty, or let tokens see those behind them: their text would be
+        wrong without an error.
         """
         first, second = self._probe()
         with self._refusing_errors():
@@ -151,12 +154,6 @@ class ModulesModel:
         caches = [shared_prefix(self._cache, start) for start in starts.tolist()]
         return SequentialBranches(self.run, self.spec, caches, starts)
 
-    def _keeping_hidden(self, count: int) -> AbstractContextManager[None]:
-        if self.hidden is None:
-            return nullcontext()
-        places = self.hidden.places(self._length, self._length + count)
-        return watching(self.module, self.hidden.layers, lambda layer, states: places[layer].copy_(states[0]))
-
 
 def rollback_cache(model: PreTrainedModel) -> DynamicCache:
     """An empty cache for the model in which every layer keeps all keys."""
@@ -177,3 +174,119 @@ def rollback_cache(model: PreTrainedModel) -> DynamicCache:
 def holds_states(layer: object) -> bool:
     """Whether a cache layer holds recurrent or convolution states."""
     return isinstance(layer, tuple(getattr(cache_utils, name) for name in _WITH_STATES if hasattr(cache_utils, name)))
+
+
+def takes_branch_masks(model: PreTrainedModel) -> bool:
+    """Whether a custom mask and custom positions describe branches exactly for this model.
+
+    They do for rotary embeddings under attention that adds a mask. Other position schemes (ALiBi, learned offsets) read
+    positions off the mask, and chunked attention has masks of its own.
+    """
+    config = model.config.get_text_config()
+    rotary = any(name.endswith("rotary_emb") for name, _ in model.named_modules())
+    return (
+        rotary
+        and not getattr(config, "alibi", False)  # falcon has rotary embeddings, and with ALiBi does not use them
+        and "position_ids" in inspect.signature(model.forward).parameters
+        and config._attn_implementation in ("sdpa", "eager")
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
+        and getattr(config, "attention_chunk_size", None) is None
+    )
+
+
+class MaskedBranches:
+    """All branches in one pass: their tokens are appended to a copy of the cache, and a mask keeps them apart."""
+
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec, cache: DynamicCache, starts: Tensor) -> None:
+        self._model = model
+        self._spec = spec
+        self._cache = shared_prefix(cache, int(starts.max()))
+        config = model.config.get_text_config()
+        self._kinds = set(getattr(config, "layer_types", None) or ())
+        self._window = getattr(config, "sliding_window", None)
+        prefix = torch.arange(self._cache.get_seq_length(), device=starts.device)
+        self._positions = starts  # [N] position of the next token
+        self._key_positions = prefix  # [keys] position of every key in the cache
+        self._visible = prefix < starts[:, None]  # [N, keys]
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        check_context(self._spec, int(self._positions.max()) + 1)
+        own = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
+        self._visible = torch.cat((self._visible, own), 1)
+        self._key_positions = torch.cat((self._key_positions, self._positions))
+        masks: Tensor | dict[str, Tensor] = self._additive(self._visible)  # one for each kind of attention
+        if self._window is not None and self._kinds != {"full_attention"}:
+            distance = self._positions[:, None] - self._key_positions  # [N, keys]
+            sliding = self._additive(self._visible & (distance < self._window))
+            masks = {"full_attention": masks, "sliding_attention": sliding} if self._kinds else sliding
+        with attention_kernels(self._spec.device):
+            output = self._model(
+                input_ids=tokens[None],
+                position_ids=self._positions[None],
+                attention_mask=masks,
+                use_cache=True,
+                **cache_argument(self._model, self._cache),
+            )
+        self._positions = self._positions + 1
+        logits: Tensor = output.logits[0]
+        return logits.float()
+
+    def keep(self, rows: Tensor) -> None:
+        self._positions = self._positions[rows]
+        self._visible = self._visible[rows]
+
+    def _additive(self, visible: Tensor) -> Tensor:
+        """A mask ``[1, 1, N, keys]``."""
+        mask = torch.zeros(visible.shape, dtype=self._spec.dtype, device=visible.device)
+        return mask.masked_fill_(~visible, torch.finfo(self._spec.dtype).min)[None, None]
+
+
+class SequentialBranches:
+    """One branch after the other, each on its own continuation of the cache: slow, and right for every architecture."""
+
+    def __init__(
+        self,
+        run: Callable[[Tensor, DynamicCache, int], Tensor],
+        spec: ModelSpec,
+        caches: list[DynamicCache],
+        starts: Tensor,
+    ) -> None:
+        """Branches that each have a cache of their first ``starts`` tokens; ``run`` is the model's."""
+        self._run, self._spec = run, spec
+        self._branches = list(zip(caches, starts.tolist(), strict=True))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        check_context(self._spec, max(length for _, length in self._branches) + 1)
+        branches = zip(tokens, self._branches, strict=True)
+        logits = [self._run(token[None], cache, length) for token, (cache, length) in branches]
+        self._branches = [(cache, length + 1) for cache, length in self._branches]
+        return torch.cat(logits)
+
+    def keep(self, rows: Tensor) -> None:
+        self._branches = [self._branches[row] for row in rows.tolist()]
+
+
+def shared_prefix(cache: DynamicCache, length: int) -> DynamicCache:
+    """A cache of the first ``length`` tokens that reads the given one's memory: what is appended goes to new memory.
+
+    States are left out.
+    """
+    prefix = DynamicCache()
+    prefix.layer_class_to_replicate = None
+    prefix.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in prefix.layers:
+        for name, held in vars(layer).items():
+            if isinstance(held, dict):
+                setattr(layer, name, dict.fromkeys(held) if name in STATES else dict(held))
+    cached = max((layer.get_seq_length() for layer in cache.layers if isinstance(layer, DynamicLayer)), default=0)
+    crop(prefix, cached - length)
+    return prefix
+
+
+def crop(cache: DynamicCache, dropped: int) -> None:
+    """Drop the last tokens of what is kept by token; states stay as they are."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicLayer):
+            own = DynamicLayer if hasattr(layer, STATES[0]) else type(layer)
+            own.crop(layer, -dropped)
