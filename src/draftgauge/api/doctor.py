@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
-from draftgauge.api.pair import drafter_of, load_pair_of, target_of
+from draftgauge.api.pair import load_pair_of, target_of
 from draftgauge.api.profile import profile
 from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, PairSpec, ProfileRequest
 from draftgauge.api.runs import only_run
@@ -23,7 +23,7 @@ from draftgauge.drafters.formats.files import read_config, read_tensors
 from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
-from draftgauge.drafters.source import drafter_kind
+from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
 from draftgauge.models.engines.gguf_library import is_gguf
@@ -63,7 +63,7 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
         loading = [entry.name for part in (DeviceSpec, LoadSpec) for entry in settings_of(part)]
         _refuse_others(request, str(request.folder), "folder", "costs_file", "server", *loading)
         return examine(_of_run(request, only_run(request.folder)[0], None))
-    evidence = _of_files(request.pair, target_of(request.pair), *drafter_of(request.pair))
+    evidence = _of_files(request.pair, target_of(request.pair), *choose_drafter(request.pair.drafter))
     rows = examine(evidence)
     if any(row["status"] == "wrong" for row in rows):
         return rows
@@ -90,7 +90,7 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
         try:
             for entry in filter(None, (manifest.target, manifest.draft)):
                 files_of(entry.source)  # nothing is fetched for a run whose models are not here
-            of_files = _of_files(spec, manifest.target.source, *drafter_of(spec))
+            of_files = _of_files(spec, manifest.target.source, *choose_drafter(spec.drafter))
         except DraftgaugeError as error:  # models that are no longer there
             warn(f"the files of the models are not looked at: {error}")
             of_files = Evidence(manifest.target.source, manifest.drafter)
