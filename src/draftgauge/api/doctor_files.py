@@ -10,9 +10,8 @@ from draftgauge.api.pair import drafter_of, load_pair_of, target_of
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.formats.building import target_ids
+from draftgauge.drafters.formats.building import read_layout, target_ids
 from draftgauge.drafters.formats.files import read_config, read_tensors
-from draftgauge.drafters.formats.layouts import read_layout
 from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
