@@ -49,9 +49,9 @@ def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.mark.parametrize("policy", EVERY)
 def test_generate(pair: Pair, policy: str) -> None:
-    plain, _ = generate(pair, "hello", policy="plain", max_new_tokens=8)
-    text, how = generate(pair, "hello", policy=policy, max_new_tokens=8, **QUICK)
-    assert text == plain
+    plain = generate(pair, "hello", policy="plain", max_new_tokens=8)
+    how = generate(pair, "hello", policy=policy, max_new_tokens=8, **QUICK)
+    assert how.text == plain.text
     assert max(step.drafted for step in how.steps) <= GAMMA_MAX
 
 

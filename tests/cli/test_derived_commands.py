@@ -124,7 +124,7 @@ def test_python_functions_take_settings_or_a_request(tmp_path: Path) -> None:
     for arguments, keywords in (
         ((str(tmp_path),), {}),
         ((), {"folder": str(tmp_path)}),
-        ((package.ReplayRequest(folder=tmp_path),), {}),
+        ((requests.ReplayRequest(folder=tmp_path),), {}),
     ):
         with pytest.raises(package.DraftgaugeError, match="draftgauge profile"):
             package.replay(*arguments, **keywords)

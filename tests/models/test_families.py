@@ -20,7 +20,7 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.engines.lean_families import why_not_lean
-from draftgauge.models.engines.modules_branches import takes_branch_masks
+from draftgauge.models.engines.modules import takes_branch_masks
 from draftgauge.models.loading import wrap
 from draftgauge.models.tap_plan import check_family
 from draftgauge.policies.fixed import FixedLength
