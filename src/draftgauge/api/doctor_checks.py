@@ -304,7 +304,7 @@ def depth(e: Evidence) -> Seen:
         rates = [(b / max(1, a), a) for a, b in pairwise((e.counts.drafts, *e.counts.by_position))]
     else:
         found = [row for row in acceptance_by_depth(e.trace, resamples=1) if row["task"] == ALL_TASKS]
-        rates = [(row["rate"] or 0.0, row["positions"]) for row in found]
+        rates = [(row["alpha"] or 0.0, row["positions"]) for row in found]
     shown = " ".join(f"{rate:.2f}" for rate, count in rates if count)
     broken = any(count >= ENOUGH and rate <= TOO_RARE for rate, count in rates[1:])
     return broken, f"accepted at depth 1, 2, ... among those that got there: {shown}"
