@@ -215,11 +215,12 @@ class MaskedBranches:
         own = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
         self._visible = torch.cat((self._visible, own), 1)
         self._key_positions = torch.cat((self._key_positions, self._positions))
-        masks: Tensor | dict[str, Tensor] = self._additive(self._visible)  # one for each kind of attention
+        full = self._additive(self._visible)
+        masks: Tensor | dict[str, Tensor] = full  # one for each kind of attention
         if self._window is not None and self._kinds != {"full_attention"}:
             distance = self._positions[:, None] - self._key_positions  # [N, keys]
             sliding = self._additive(self._visible & (distance < self._window))
-            masks = {"full_attention": masks, "sliding_attention": sliding} if self._kinds else sliding
+            masks = {"full_attention": full, "sliding_attention": sliding} if self._kinds else sliding
         with attention_kernels(self._spec.device):
             output = self._model(
                 input_ids=tokens[None],
