@@ -126,12 +126,12 @@ def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace) -> 
 def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
     found = {row["depth"]: row for row in acceptance_by_depth(trace) if row["task"] == "all"}
     survival, inside = trace.sampled.survival, ~np.isnan(trace.sampled.acceptance)
-    assert found[1]["rate"] == pytest.approx(float(np.nanmean(trace.sampled.acceptance)))
+    assert found[1]["alpha"] == pytest.approx(float(np.nanmean(trace.sampled.acceptance)))
     assert found[1]["positions"] == inside.sum()
     ends = set(trace.offsets[1:].tolist())
     pairs = [(survival[s], trace.sampled.acceptance[s + 1]) for s in range(trace.positions - 1) if s + 1 not in ends]
     weight, label = np.array([pair for pair in pairs if not np.isnan(pair).any()], np.float64).T
-    assert found[2]["rate"] == pytest.approx(weight @ label / weight.sum())
+    assert found[2]["alpha"] == pytest.approx(weight @ label / weight.sum())
 
 
 def test_narrowing_a_trace_is_recording_shorter_drafts(trace: Trace) -> None:
