@@ -79,7 +79,13 @@ def test_a_hybrid_target_and_a_hybrid_draft_model(monkeypatch):
     kinds |= {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
     target, draft = (wrap(tiny_model("qwen3_5_text", seed=seed, **kinds)) for seed in (1, 2))
     drafter = LanguageModelDrafter(draft, sampling=Sampling(1.0), generator=UNUSED)
-    check_law(monkeypatch, target, drafter, 2, [1, 0], DecodingSettings(3, Sampling(1.0)))
+    settings = DecodingSettings(3, Sampling(1.0))
+
+    def speculation():
+        return tuple(speculative_decode(target, drafter, FixedLength(2), [1, 0], settings, UNUSED).tokens)
+
+    expected = Enumerator(monkeypatch).law(lambda: tuple(plain_decode(target, [1, 0], settings, UNUSED).tokens))
+    assert_same_law(Enumerator(monkeypatch).law(speculation), expected)
 
 
 def test_the_plain_loop(monkeypatch):

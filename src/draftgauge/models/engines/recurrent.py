@@ -256,8 +256,10 @@ class WideConvolutions(TorchFunctionMode):
     ) -> Any:
         if func is not torch.conv1d:
             return func(*args, **(kwargs or {}))
-        wide = [held.float() if isinstance(held, Tensor) else held for held in args]
-        options = {n: held.float() if isinstance(held, Tensor) else held for n, held in (kwargs or {}).items()}
+        wide: list[Any] = [held.float() if isinstance(held, Tensor) else held for held in args]
+        options: dict[str, Any] = {
+            n: held.float() if isinstance(held, Tensor) else held for n, held in (kwargs or {}).items()
+        }
         given = next(held for held in (*args, *(kwargs or {}).values()) if isinstance(held, Tensor))
         return func(*wide, **options).to(given.dtype)
 
