@@ -39,9 +39,9 @@ class Comparison(NamedTuple):
     p_value: float
 
 
-def columns(name: str, found: Interval | Comparison) -> dict[str, float]:
+def columns(name: str, found: tuple[float, ...]) -> dict[str, float]:
     """A figure and the ends of its interval as columns of a flat row: ``NAME``, ``NAME_low``, ``NAME_high``."""
-    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=False))
 
 
 @lru_cache(maxsize=8)
