@@ -44,30 +44,32 @@ if TYPE_CHECKING:
         ReportRequest,
         TrainRequest,
     )
+    from draftgauge.api.runs import Run
     from draftgauge.api.train import train
     from draftgauge.core.errors import DraftgaugeError
     from draftgauge.core.table import Rows
     from draftgauge.integrations.transformers import Speculative, speculative
     from draftgauge.policies.base import Policy, Signal, Step
-    from draftgauge.policies.registry import make_policy
+    from draftgauge.policies.spec import make_policy
     from draftgauge.reporting import plot
     from draftgauge.traces.costs import CostCurve
-    from draftgauge.traces.reader import read_trace
+    from draftgauge.traces.run import read_trace
     from draftgauge.traces.trace import Trace
 
     __version__: str
 
 _MODULES = {  # where they are not api.<name>
     "api.datastore": ("build_datastore",),
+    "api.runs": ("Run",),
     "api.pair": ("Pair", "load_pair"),
     "core.errors": ("DraftgaugeError",),
     "core.table": ("Rows",),
     "integrations.transformers": ("Speculative", "speculative"),
     "policies.base": ("Policy", "Signal", "Step"),
-    "policies.registry": ("make_policy",),
+    "policies.spec": ("make_policy",),
     "reporting": ("plot",),
     "traces.costs": ("CostCurve",),
-    "traces.reader": ("read_trace",),
+    "traces.run": ("read_trace",),
     "traces.trace": ("Trace",),
 }
 
@@ -92,6 +94,7 @@ __all__ = [
     "ReplayRequest",
     "ReportRequest",
     "Rows",
+    "Run",
     "Signal",
     "Speculative",
     "Step",

@@ -28,9 +28,8 @@ from draftgauge.models.prompts_text import encode_prompt, token_ids
 from draftgauge.models.vocabulary import difference
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
-from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, narrow
 
 # Accepted this rarely, a drafted token adds 0.1 tokens to a step: it pays only if verifying two tokens costs less than
 # 1.1 times verifying one, even where drafting is free.

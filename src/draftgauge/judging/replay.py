@@ -22,10 +22,9 @@ from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.judging.asking import prompt_steps
 from draftgauge.judging.positions import check_prompt_tokens, context_lengths, draft_caps, signal_arrays, sum_by_prompt
 from draftgauge.policies.base import DropsLast, Extends, Policy, ReadsText, StatelessPolicy, reads_of
-from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, remaining_rows
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -15,8 +15,8 @@ from draftgauge.judging.settling import MORE, needed, with_longer_costs, with_mo
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES
 from draftgauge.judging.statistics.paired import Comparison, paired_gain
-from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
-from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
+from draftgauge.policies.registry import FIXED, NO_DRAFT
+from draftgauge.policies.spec import PolicySpec
 
 LEVEL = 0.01  # policies whose speeds differ by less are level
 NOT_DRAFTING = (NO_DRAFT, "plain")
@@ -155,7 +155,7 @@ def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> d
 
 def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
     """The name of the simplest policy that is level with the fastest one (:func:`is_level`): of the fewest tuned or
-    fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`); of equals one with the numbers it is shipped
+    fitted numbers (:func:`~draftgauge.policies.spec.PolicySpec`); of equals one with the numbers it is shipped
     with, which needs no fit, then the faster one.
 
     Args:
@@ -169,5 +169,6 @@ def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = T
     speeds = {name: float(np.sum(tokens) / np.sum(seconds)) for name, (tokens, seconds) in candidates.items()}
     fastest = candidates[max(speeds, key=speeds.__getitem__)]
     level = [name for name, of in candidates.items() if is_level(paired_gain(*of, *fastest, resamples=resamples))]
-    numbers = {name: 0 if name in NOT_DRAFTING else complexity_of(name) for name in level}
-    return min(level, key=lambda name: (numbers[name], name.endswith((FITTED_SUFFIX, FITTED_HERE)), -speeds[name]))
+    specs = {name: PolicySpec.of(name) for name in level}
+    numbers = {name: 0 if name in NOT_DRAFTING else spec.complexity for name, spec in specs.items()}
+    return min(level, key=lambda name: (numbers[name], specs[name].is_fitted, -speeds[name]))
