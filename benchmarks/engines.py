@@ -72,7 +72,7 @@ def main() -> None:
 def gguf_pair(bench: Bench) -> Pair:
     """The bundled pair as GGUF files."""
     loading = LoadSpec(tokenizer=str(reference_path("target")))
-    return load_pair(PairSpec(target=str(bench.gguf("target")), draft=str(bench.gguf("draft")), loading=loading))
+    return load_pair(PairSpec(target=str(bench.gguf("target")), drafter=str(bench.gguf("draft")), loading=loading))
 
 
 def plain_rows(bench: Bench) -> Rows:
@@ -90,7 +90,10 @@ def gguf_rows(bench: Bench) -> Rows:
     """Settings of the gguf engine."""
     pair = gguf_pair(bench)
     run = bench.recorded(
-        "gguf-run", target=str(bench.gguf("target")), draft=str(bench.gguf("draft")), tokenizer=reference_path("target")
+        "gguf-run",
+        target=str(bench.gguf("target")),
+        drafter=str(bench.gguf("draft")),
+        tokenizer=reference_path("target"),
     )
     advice = advise(folder=run, engine="gguf", policies=("stopping",))
     costs = pair_costs(pair, CostSpec(), LONGEST)

@@ -71,7 +71,7 @@ def vllm_rows(bench: Bench) -> Rows:
     The server without speculation and the one under ``stopping`` run beside all others; ``gain`` is over the latter.
     """
     draft, costs = str(reference_path("draft")), bench.place / "vllm-costs.json"
-    probe = ours("vllm_costs.CostProbe", draft=draft, costs_out=str(costs))
+    probe = ours("vllm_costs.CostProbe", drafter=draft, costs_out=str(costs))
     with together({"plain": (), "probe": probe}) as urls:
         plain = seconds_a_step(timed_arm("plain", "vllm", urls["plain"], bench))
         once = len(bench.training) * bench.max_new_tokens
@@ -80,7 +80,7 @@ def vllm_rows(bench: Bench) -> Rows:
     assert probed is not None
     replace(probed, plain=(sorted(plain)[len(plain) // 2], *probed.plain[1:])).save(costs)
     advice = advise(folder=bench.recorded("lean-run"), engine="vllm", costs=costs, policies=(STOPPING,))
-    policy = {"draft": draft, "costs": str(costs)}
+    policy = {"drafter": draft, "costs": str(costs)}
     always = {"plain": (), STOPPING: ours("vllm.Proposer", policy=STOPPING, **policy)}
     others = {f"draft_model:{length}": own(draft, length) for length in VLLM_OWN_LENGTHS}
     for setting in lengths_with(VLLM_LENGTHS, advice):

@@ -162,9 +162,9 @@ def record(args: argparse.Namespace, compression: str) -> None:
 def pair_of(models: Path, compression: str) -> dict[str, Any]:
     """How ``profile`` and ``bench`` load the pair."""
     if compression in GGUF:
-        files = {"target": f"{TARGET}{GGUF[compression]}", "draft": f"{DRAFT}{GGUF[compression]}"}
+        files = {"target": f"{TARGET}{GGUF[compression]}", "drafter": f"{DRAFT}{GGUF[compression]}"}
         return {name: str(models / file) for name, file in files.items()} | {"engine": "gguf-fast"}
-    return {"target": str(models / TARGET), "draft": str(models / DRAFT), "compression": (compression,)}
+    return {"target": str(models / TARGET), "drafter": str(models / DRAFT), "compression": (compression,)}
 
 
 def recorded_runs(folder: Path) -> dict[str, tuple[Trace, CostCurve]]:

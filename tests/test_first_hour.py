@@ -37,7 +37,7 @@ def pooled(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
-    models = ("--target", save_tiny(tmp_path / "target"), "--draft", save_noisy(tmp_path / "draft"))
+    models = ("--target", save_tiny(tmp_path / "target"), "--drafter", save_noisy(tmp_path / "draft"))
     run, json_of = tmp_path / "run", {verb: tmp_path / f"{verb}.json" for verb in ("replay", "advise", "bench")}
     small = ("--gamma-max", 3, "--max-new-tokens", 8, "--cost-seconds", 0, "--device", "cpu")
     asked = ("profile", *models, "--prompts", prompt_file(tmp_path / "prompts.jsonl"), "--out", run, *small)

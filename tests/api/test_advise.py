@@ -130,7 +130,7 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     page = unescape((run / "report.html").read_text())
     fit, use = best["flags"].splitlines()
     assert FITTED in page
-    assert f"{fit}\nmodel.generate(" in page
+    assert fit in page
     assert f"policy={FITTED!r}" not in page
     assert use.endswith(f"--policy two-source.json --gamma-max {GAMMA_MAX}")
     monkeypatch.chdir(tmp_path)
@@ -237,9 +237,10 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
     fast = replace(manifest, target=replace(manifest.target, engine="gguf-fast"))
     assert recorded_with(fast) == ("--engine", "gguf-fast")
+    fast.save(tmp_path)
     for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
         with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
-            _check_loop(engine_of(engine), run, run / "costs.json", fast)
+            _check_loop(engine_of(engine), Run(tmp_path), run / "costs.json")
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None

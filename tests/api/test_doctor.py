@@ -218,7 +218,7 @@ def test_weights_that_cannot_be_read_are_no_wrong_token_ids(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text((FIXTURE / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(DraftgaugeError, match="allow-pickle"):
-        dg.doctor(drafter=str(tmp_path))
+        dg.doctor(drafter=str(tmp_path), target="reference")
     with pytest.raises(DraftgaugeError, match="runs: name one of them"):
         dg.doctor(PUBLISHED.parent)
 

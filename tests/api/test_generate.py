@@ -95,7 +95,7 @@ def test_plain_decoding_needs_no_draft(tmp_path: Path) -> None:
     target = str(save_tiny(tmp_path / "target"))
     _, how = generate("a b", "plain", target=target, max_new_tokens=4)
     assert len(how.tokens) == 4 or how.finish == "stop"
-    with pytest.raises(ModelError, match=r"target and draft \(the bundled one: name yours with --draft\) have"):
+    with pytest.raises(ModelError, match=r"target and draft \(the bundled one: name yours with --drafter\) have"):
         generate("a b", "fixed:2", target=target)
 
 

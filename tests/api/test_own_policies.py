@@ -71,7 +71,7 @@ def test_replay_walks_with_a_copy(tmp_path: Path) -> None:
 
 
 def test_transformers_decode_with_it(models: dict[str, Any]) -> None:
-    model, draft = (AutoModelForCausalLM.from_pretrained(models[name]).eval() for name in ("target", "draft"))
+    model, draft = (AutoModelForCausalLM.from_pretrained(models[name]).eval() for name in ("target", "drafter"))
     ids = {"input_ids": model.dummy_inputs["input_ids"][:1, :3]}
     plain = model.generate(**ids, max_new_tokens=8, do_sample=False)
     for most in (2, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -75,9 +76,9 @@ def test_a_run_names_the_tokenizer_that_was_given(models: dict[str, Any], whole:
     assert Manifest.load(whole).tokenizer is None
     bare = tmp_path / "bare"
     shutil.copytree(models["target"], bare, ignore=shutil.ignore_patterns("tokenizer*"))
-    recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["draft"]), limit=2)[0]
+    recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["drafter"]), limit=2)[0]
     manifest = Manifest.load(recorded)
-    assert manifest.tokenizer == str(models["draft"])
+    assert manifest.tokenizer == str(models["drafter"])
     assert len(prompts_of(Run(recorded))) == 2
 
 
@@ -184,7 +185,9 @@ def test_several_compressions_have_a_folder_each(models: dict[str, Any], tmp_pat
 
 
 def test_prompt_lookup_needs_no_draft(models: dict[str, Any], tmp_path: Path) -> None:
-    run(models | {"draft": None}, tmp_path, drafter="prompt_lookup", limit=2)
+    (tmp_path / "twice.jsonl").write_text(json.dumps({"prompt": "ab ab ab ab ab ab"}))
+    twice = models | {"drafter": "prompt_lookup", "prompts": tmp_path / "twice.jsonl"}
+    run(twice, tmp_path, max_new_tokens=32)
     manifest, trace = Manifest.load(tmp_path), read_trace(tmp_path)
     assert manifest.draft is None
     assert manifest.drafter == "prompt_lookup"
@@ -232,7 +235,6 @@ def test_long_prompts(models: dict[str, Any], tmp_path: Path) -> None:
         ({"drafter": "oracle"}, "unknown drafter 'oracle'"),
         ({"prompts": Path("nowhere.jsonl")}, "no prompt file nowhere.jsonl"),
         ({"tasks": ["poetry"]}, "no task 'poetry'"),
-        ({"draft": None}, "needs a draft model"),
         ({"gamma_max": 100}, "lower gamma_max"),
     ],
 )
@@ -261,7 +263,7 @@ def test_the_folder_of_another_run_is_left_alone(models: dict[str, Any], whole: 
 def test_widths_that_nf4_cannot_take_are_found_before_recording(models: dict[str, Any], tmp_path: Path) -> None:
     narrow = save_tiny(tmp_path / "narrow", hidden_size=48)
     with pytest.raises(ModelError, match="divisible by 64"):
-        run(models | {"target": narrow, "draft": narrow}, tmp_path / "out", compression=("uncompressed", "nf4"))
+        run(models | {"target": narrow, "drafter": narrow}, tmp_path / "out", compression=("uncompressed", "nf4"))
     assert not (tmp_path / "out").exists()
 
 

@@ -82,7 +82,7 @@ def test_policies_that_look_tokens_up_are_left_out_unless_they_are_asked_for(run
 
 def test_what_sampling_cannot_do_is_refused(models: dict[str, Any], run: Path, tmp_path: Path) -> None:
     with pytest.raises(DraftgaugeError, match="drafter language_model, not prompt_lookup"):
-        profile(**models | {"draft": None}, out=tmp_path / "a", drafter="prompt_lookup", **SETTINGS)
+        profile(**models | {"drafter": "prompt_lookup"}, out=tmp_path / "a", **SETTINGS)
     with pytest.raises(DraftgaugeError, match="top_p"):
         profile(**models, out=tmp_path / "a", **SETTINGS, top_p=1.5)
     assert not (tmp_path / "a").exists()

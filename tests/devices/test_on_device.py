@@ -163,7 +163,7 @@ def test_a_trained_drafter_is_lossless(
     request = TrainingSpec(target="reference", recipe=recipe, reuse=design, steps=2, batch=2, depths=4, **data)
     train_drafter(replace(request, device=DEVICE, precision=precision), tmp_path / "drafter")
     for engine in ENGINES:
-        pair = pair_of(engine, target="reference", draft=None, drafter=str(tmp_path / "drafter"))
+        pair = pair_of(engine, target="reference", drafter=str(tmp_path / "drafter"))
         settings = DecodingSettings(24, end_tokens=pair.end_tokens)
         expected = plain_decode(pair.target, prompts[1], settings).tokens
         policy = make_policy("fixed:3", GAMMA_MAX, COSTS)

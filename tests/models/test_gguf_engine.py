@@ -205,7 +205,7 @@ def test_damaged_files_are_refused(files: dict[str, Path], tmp_path: Path) -> No
 
 def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    models = ["--target", str(files["target"]), "--draft", str(files["draft"])]
+    models = ["--target", str(files["target"]), "--drafter", str(files["draft"])]
     models += ["--tokenizer", str(reference_path("target"))]
     small = ["--limit", "2", "--max-new-tokens", "24", "--gamma-max", "4", "--cost-seconds", "0.5"]
     succeeds("profile", "--out", str(run), *models, *small)

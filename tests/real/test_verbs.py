@@ -41,7 +41,7 @@ def test_a_pair_from_recording_to_advice(
     if suffix:
         need_libllama()
     out = str(tmp_path / "run")
-    pair = ["--target", model(f"qwen2.5-coder-1.5b{suffix}"), "--draft", model(f"qwen2.5-coder-0.5b{suffix}")]
+    pair = ["--target", model(f"qwen2.5-coder-1.5b{suffix}"), "--drafter", model(f"qwen2.5-coder-0.5b{suffix}")]
     small = ["--prompts", prompts, "--max-new-tokens", "16"]
     small += ["--gamma-max", "4", "--cost-seconds", "5"]
     recorded = run("profile", *pair, *small, "--out", out, rows=tmp_path / "profile.json")

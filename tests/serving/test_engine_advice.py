@@ -138,9 +138,8 @@ def test_flags_name_the_setting() -> None:
     ours = shlex.split(engine_of("vllm").flags("hf-confidence:threshold=0.5", deployment))
     assert json.loads(option(ours, "--speculative-config"))["method"] == "custom_class"
     assert json.loads(option(ours, "--additional-config"))["draftgauge"] == {
-        "drafter": "language_model",
+        "drafter": "small",
         "policy": "hf-confidence:threshold=0.5",
-        "draft": "small",
         "costs": "costs.json",
     }
     looked_up = shlex.split(engine_of("vllm").flags("fixed:3", Deployment("big", drafter="prompt_lookup")))
@@ -168,7 +167,7 @@ def test_flags_name_the_setting() -> None:
     assert option(llama, "--spec-draft-n-max") == "16"
     assert option(llama, "--spec-draft-p-min") == "0.8"
     ours = shlex.split(engine_of("draftgauge").flags("stopping", deployment))
-    assert [option(ours, f"--{name}") for name in ("target", "draft", "policy")] == ["big", "small", "stopping"]
+    assert [option(ours, f"--{name}") for name in ("target", "drafter", "policy")] == ["big", "small", "stopping"]
     assert option(ours, "--gamma-max") == "8"
     assert "policy='stopping', gamma_max=8)" in engine_of("transformers").flags("stopping", deployment)
     assert "gamma" not in engine_of("draftgauge").flags("fixed:3", deployment)
@@ -182,7 +181,7 @@ def test_flags_name_the_setting() -> None:
     assert "speculative('runs/hidden'" in engine_of("transformers").flags("fixed:3", trained)
     files = Deployment("big.gguf", "small.gguf")
     gguf = shlex.split(engine_of("gguf").flags("fixed:3", files))
-    assert [option(gguf, f"--{name}") for name in ("target", "draft")] == ["big.gguf", "small.gguf"]
+    assert [option(gguf, f"--{name}") for name in ("target", "drafter")] == ["big.gguf", "small.gguf"]
     assert option(shlex.split(engine_of("gguf").flags("fixed:3", deployment)), "--target") == "TARGET.gguf"
     assert "--tokenizer" not in gguf
     llama = shlex.split(engine_of("llama-server").flags("fixed:3", files))

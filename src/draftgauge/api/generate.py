@@ -8,7 +8,7 @@ from typing import Any
 
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import open_store, texts_of
-from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampling_of, target_of
+from draftgauge.api.pair import Pair, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
 from draftgauge.api.runs import warn_of_other_pairs
@@ -73,10 +73,9 @@ def generate(
     for each in named:
         if not each.weighs_cost:
             each.make(longest, None)  # a mistake shows before models are loaded
-    check_draft_is_used(request.pair)
     spec = request.pair
     if plain and pair is None:
-        spec = replace(spec, target=target_of(spec), drafter=NO_MODEL, draft=None)
+        spec = replace(spec, target=target_of(spec), drafter=NO_MODEL)
     pair = pair or load_pair(spec)
     store = None if request.datastore is None else open_store(request.datastore, vocabulary_digest(pair.tokenizer))
     sampling = sampling_of(request.sampling, pair.target_name)

@@ -22,6 +22,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint, was_sampled
+from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
@@ -30,8 +31,6 @@ from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.traces.manifest import Manifest
 from draftgauge.verification import Sampling
-
-DEFAULT_DRAFTER = "language_model"
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,8 @@ def load_pair(spec: PairSpec) -> Pair:
     model = load_model(target, compression, spec.machine.device, engine, trusted, loading.device_map)
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
-    draft = None if source is None else spec.drafter if str(source) == spec.drafter else spec.draft
-    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, draft, compression, taps)
+    asked = None if source is None else REFERENCE if spec.drafter in (None, name) else spec.drafter
+    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, asked, compression, taps)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
@@ -126,9 +125,8 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
         replace(
             spec,
             target=manifest.target.source,
-            draft=manifest.draft.source if manifest.draft is not None else None,
             compression=(manifest.target.compression,),
-            drafter=spec.drafter or manifest.drafter,
+            drafter=spec.drafter or manifest.drafts_with,
             loading=replace(spec.loading, tokenizer=spec.loading.tokenizer or manifest.tokenizer, engine=engine),
         )
     )
@@ -160,23 +158,16 @@ def target_of(spec: PairSpec) -> str:
     name, source = drafter_of(spec)
     target = drafter_kind(name).trained_for(source)
     if target is None and source is not None and not str(source).startswith(REFERENCE):
+        model_folder(source)  # what is no model at all is told first
         raise DraftgaugeError(f"nothing says which target {source} drafts for: name it with --target")
     return target or REFERENCE
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
-    return choose_drafter(spec.drafter or DEFAULT_DRAFTER, spec.draft)
+    return choose_drafter(spec.drafter)
 
 
 def refuse_beside_pair(request: Any, *others: str) -> None:
     named = {entry.name for entry in settings_of(PairSpec)}.union(others) & given_settings(request)
     if at_odds := [entry.name for entry in settings_of(type(request)) if entry.name in named]:
         raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
-
-
-def check_draft_is_used(spec: PairSpec) -> None:
-    drafter = spec.drafter or DEFAULT_DRAFTER
-    name, source = drafter_of(spec)
-    unused = source is None or (drafter != name and str(source) == drafter)
-    if unused and spec.draft not in (None, REFERENCE, drafter):
-        raise DraftgaugeError(f"{drafter} drafts without the model {spec.draft}: leave out --draft, or --drafter")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampling_of, target_of
+from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair, sampling_of, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
@@ -149,7 +149,6 @@ def record_runs(
 
 
 def _check_recordable(request: ProfileRequest) -> None:
-    check_draft_is_used(request.pair)
     for compression in request.pair.compression:
         quantization_config(compression, torch.float32)
     kind, _ = drafter_of(request.pair)

@@ -34,6 +34,7 @@ def option(
 
     Args:
         default: of the field; none for a required one.
+        help: what it does; empty for the former name of another, which is taken and not shown.
         positional: it may be given without its name.
         name: the option's name where it is not the field's, e.g. ``--policy``.
         negative: the option that sets a boolean to False where that is not ``--no-<name>``, e.g. ``--raw``.
@@ -59,6 +60,10 @@ class Setting:
     option: str = ""
     negative: str = ""
     repeated: bool = False
+
+    @property
+    def hidden(self) -> bool:
+        return not self.help
 
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:
@@ -105,8 +110,9 @@ def make_request(
     twice = sorted(set(given) & set(keywords))
     unknown = sorted(set(keywords) - set(settings))
     if twice or unknown:
+        shown = (name for name, entry in settings.items() if not entry.hidden)
         said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(map(repr, unknown))}"
-        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(settings)}")
+        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(shown)}")
     given |= keywords
     missing = [name for name, entry in settings.items() if entry.default is MISSING and name not in given]
     if missing:

@@ -117,6 +117,11 @@ class Manifest:
         draft = self.drafter if self.draft is None else self.draft.fingerprint
         return f"{self.target.fingerprint}+{draft}"
 
+    @property
+    def drafts_with(self) -> str:
+        """What drafted, as ``--drafter`` takes it."""
+        return self.drafter if self.draft is None else self.draft.source
+
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
         identity: dict[str, Any] = {
