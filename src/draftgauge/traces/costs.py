@@ -21,6 +21,7 @@ from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads
 
 BatchTable = tuple[tuple[tuple[float, ...], ...], ...]
+Counts = NDArray[np.int64] | int
 Numbers = NDArray[np.float64] | NDArray[np.int64] | float
 
 
@@ -179,14 +180,14 @@ class CostCurve:
     def gamma_max(self) -> int:
         return len(self.draft[0]) - 1
 
-    def verify_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+    def verify_seconds(self, tokens: Counts, context: Counts) -> NDArray[np.float64]:
         return self._interpolated(self.verify, np.asarray(tokens, np.int64) - 1, context)
 
-    def draft_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+    def draft_seconds(self, tokens: Counts, context: Counts) -> NDArray[np.float64]:
         return self._interpolated(self.draft, np.asarray(tokens, np.int64), context)
 
     def step_seconds(
-        self, gamma: Numbers, context: Numbers, reads: Reads = NO_SIGNALS, appended: Numbers = 0
+        self, gamma: Counts, context: Counts, reads: Reads = NO_SIGNALS, appended: Counts = 0
     ) -> NDArray[np.float64]:
         """Seconds of a step: ``draft(gamma) + verify(gamma + appended + 1)``, and a wait for each drafted token where
         the policy reads signals of drafted tokens; :meth:`catch_up_seconds` come on top.
@@ -201,7 +202,7 @@ class CostCurve:
         seconds = self.draft_seconds(drafted, context) + self.verify_seconds(drafted + appended + 1, context)
         return seconds + self.signals * drafted if reads & OF_DRAFTED_TOKENS else seconds
 
-    def _interpolated(self, table: CostTable, column: NDArray[np.int64], context: Numbers) -> NDArray[np.float64]:
+    def _interpolated(self, table: CostTable, column: NDArray[np.int64], context: Counts) -> NDArray[np.float64]:
         if column.size and not (int(column.min()) >= 0 and int(column.max()) <= self.gamma_max):
             asked = int(column.min()) if column.min() < 0 else int(column.max())
             raise TraceError(
@@ -214,12 +215,12 @@ class CostCurve:
     def backlog_max(self) -> int:
         return max(1, len(self.catch_up))
 
-    def backlog_after(self, backlog: Numbers, drafted: Numbers, accepted: Numbers) -> NDArray[np.int64]:
+    def backlog_after(self, backlog: Counts, drafted: Counts, accepted: Counts) -> NDArray[np.int64]:
         kept = np.minimum(accepted, np.asarray(drafted) - 1) if self.keeps_drafted else 0
         after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + accepted + 1)
         return np.minimum(after, self.backlog_max).astype(np.int64)
 
-    def catch_up_seconds(self, backlog: Numbers, drafted: Numbers) -> NDArray[np.float64]:
+    def catch_up_seconds(self, backlog: Counts, drafted: Counts) -> NDArray[np.float64]:
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
 
