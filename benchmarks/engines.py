@@ -116,7 +116,7 @@ def generate_rows(bench: Bench) -> Rows:
     advice = advise(folder=bench.recorded("lean-run"), engine="transformers", policies=("stopping",))
     policies = ["stopping", *lengths_with(SPECULATIVE_LENGTHS, advice)]
     arms += [_speculative(pair, policy, bench) for policy in policies]
-    named = [row if row["setting"] == PLAIN else row | {"setting": _named(row["setting"])} for row in advice]
+    named = [row if row["policy"] == PLAIN else row | {"policy": _named(row["policy"])} for row in advice]
     return tagged(measured(arms, bench, "generate"), "transformers", named)
 
 

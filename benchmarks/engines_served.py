@@ -57,7 +57,7 @@ def llama_rows(bench: Bench) -> Rows:
         alone = timed_arm("draft", "llama-server", started(model="draft"), bench)
         costs_of_arms("llama-server", timed, alone).save(costs)
         advice = advise(folder=bench.recorded("lean-run"), engine="llama-server", costs=costs)
-        advised = next(row["setting"] for row in advice if row["advised"])
+        advised = next(row["policy"] for row in advice if row["recommended"])
         for setting in (*map(fixed, LLAMA_LENGTHS), *P_MINS, advised):
             if setting not in urls:
                 urls[setting] = started(*llama_options(bench, setting))

@@ -22,7 +22,7 @@ from draftgauge.api.report import write_report
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.judging.batch_rows import ROUNDS, batch_rows, queues_of
-from draftgauge.models.engines import static_rows
+from draftgauge.models.engines import static
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.batch import WholeBatch
 from draftgauge.policies.spec import WHOLE_BATCH
@@ -66,6 +66,7 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
         best = max(fixed, key=lambda row: row["tokens_per_second"])
         assert best["best"]
         assert [row["tokens_per_step"] for row in fixed] == pytest.approx([1, 2, 8 / 3])  # of 8 tokens, all accepted
+        assert [row["drafted_per_step"] for row in fixed] == pytest.approx([0, 1, 5 / 3])  # room for one at the end
     shown = succeeds("replay", str(run), "--batches", "1,3")
     assert "best fixed length by batch size" in shown.stdout
     before = (run / COSTS_NAME).read_bytes()
@@ -102,7 +103,7 @@ def test_advice_at_a_batch_says_whether_adaptive_verification_pays(run: Path) ->
     at_once = {row["policy"]: row for row in at_once}
     whole = at_once["fixed:2"]["tokens_per_step"]  # where verifying is flat nothing is left out
     assert at_once["confidence-scheduled"]["tokens_per_step"] == pytest.approx(whole, rel=0.02)
-    advised = next(row for row in advise(run, batch=3) if row["advised"])["at_batch"]
+    advised = next(row for row in advise(run, batch=3) if row["recommended"])["at_batch"]
     best = next(row for row in rows if row["best"])
     assert (best["gain"], best["gain_low"], best["gain_high"]) == (0, 0, 0)
     for row in (row for row in rows if row["gamma"] is None):
@@ -236,10 +237,10 @@ def test_caches_on_one_device_must_fit_together(models: dict[str, Any], monkeypa
     target, _ = batch_models(pair)
     config = target.module.config
     one = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * 3 * 20
-    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 2 * one)
+    monkeypatch.setattr(static, "free_bytes", lambda device: 2 * one)
     check_batches(pair, (1, 3), 20)
-    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 2 * one - 1)
-    static_rows.check_caches_fit([(target, 20)], 3)
+    monkeypatch.setattr(static, "free_bytes", lambda device: 2 * one - 1)
+    static.check_caches_fit([(target, 20)], 3)
     with pytest.raises(ModelError, match="a batch of 3 sequences of 20 tokens needs"):
         check_batches(pair, (1, 3), 20)
 
@@ -258,7 +259,7 @@ def test_what_cannot_be_measured_or_replayed(
     refused(DraftgaugeError, "prompt_lookup drafts here", batches=(2,), drafter="prompt_lookup")
     refused(DraftgaugeError, "at least 1 and each once", batches=(2, 2))
     with monkeypatch.context() as patch:
-        patch.setattr(static_rows, "free_bytes", lambda device: 10_000)
+        patch.setattr(static, "free_bytes", lambda device: 10_000)
         refused(ModelError, "a batch of 64 sequences of .* needs .* choose smaller batches", batches=(64,))
     with pytest.raises(TraceError, match="batches of 1 to 3, asked for batches of 8"):
         replay(run, batches=(8,))

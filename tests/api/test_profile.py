@@ -12,7 +12,7 @@ import pytest
 
 from draftgauge.api import recording
 from draftgauge.api.bench import bench
-from draftgauge.api.pair import load_pair_of
+from draftgauge.api.pair import load_pair, load_pair_of
 from draftgauge.api.profile import profile, profile_rows
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
@@ -275,3 +275,13 @@ def test_a_run_does_not_go_on_with_another_tokenizer_or_template(tmp_path: Path,
     changed.write_text((changed.read_text() if changed.exists() else "{{ messages[0].content }}") + " ")
     with pytest.raises(TraceError, match=r"the trace of another run .*target.fingerprint"):
         record_small(models, tmp_path / "run", limit=3)
+
+
+def test_a_loaded_pair_is_profiled(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    pair = load_pair(models["target"], models["drafter"], device="cpu")
+    asked = {name: models[name] for name in models if name not in ("target", "drafter", "device")}
+    profile(pair, tmp_path / "run", **asked | SMALL)
+    assert same_rows(read_trace(tmp_path / "run"), read_trace(whole))
+    assert Manifest.load(tmp_path / "run").target.source == str(models["target"])
+    with pytest.raises(DraftgaugeError, match="loaded already: leave out target"):
+        profile(pair, tmp_path / "other", **asked | SMALL, target="other")

@@ -22,7 +22,7 @@ from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.policies.batch import make_batch_policy
 from draftgauge.policies.spec import make_policy
@@ -96,7 +96,7 @@ def test_static_passes_give_what_lean_ones_give_however_often_they_are_replayed(
             torch.testing.assert_close(found, expected, atol=apart, rtol=apart)
             for model in (static, lean):
                 model.truncate(model.length - count + 1)
-    assert bool(static._graphs) == (DEVICE != "cpu")
+    assert bool(len(static.passes)) == (DEVICE != "cpu")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -151,7 +151,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
     rows = dg.bench(folder=run, policies=["fixed:3", "stopping"], device=DEVICE, rounds=1, baselines=WHOLE)
     live = {row["policy"]: row["mismatches"] for row in rows if row["task"] == "all"}
     assert live["fixed:3"] == live["stopping"] == 0
-    assert any(row["advised"] for row in dg.advise(folder=run))
+    assert any(row["recommended"] for row in dg.advise(folder=run))
 
 
 @pytest.mark.filterwarnings("error:passes are launched")

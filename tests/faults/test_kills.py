@@ -178,7 +178,7 @@ def test_hundreds_of_calls_hold_no_more_than_a_few(place: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(place / "tmp"))
     process, written, texts = Path("/proc/self"), place / "written", set()
     for number in range(CALLS):
-        texts.add(dg.generate("x", target=place / "target", drafter=place / "draft", policy="fixed:2", **CALLED)[0])
+        texts.add(dg.generate("x", target=place / "target", drafter=place / "draft", policy="fixed:2", **CALLED).text)
         dg.replay(folder=written, policies=("fixed:2",), split="all")
         dg.report(folder=written, split="all", out=place / "page.html")
         held = [len([*(process / name).iterdir()]) for name in ("task", "fd")]

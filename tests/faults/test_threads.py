@@ -26,7 +26,7 @@ def test_calls_have_their_own_text_and_leave_nothing_behind(used: str, tmp_path:
     def decode(seed: int, then: Callable[..., object] = lambda *told: False) -> list[int]:
         if used == "a pair":
             ids = prompt(seed=seed)[0].tolist()
-            return draftgauge.generate(pair, ids, "fixed:3", max_new_tokens=12, on_text=then)[1].tokens
+            return draftgauge.generate(pair, ids, "fixed:3", max_new_tokens=12, on_text=then).tokens
         asked = {"custom_generate": both[seed % 2 if used.startswith("two") else 0], "max_new_tokens": 12}
         criteria = [lambda ids, scores: ids[:, 0] < int(bool(then()))]
         return target_of("gpt2").generate(prompt(seed=seed), stopping_criteria=criteria, **asked)[0].tolist()

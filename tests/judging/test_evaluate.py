@@ -12,9 +12,10 @@ import pytest
 from curves import linear_costs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design, plain_seconds
+from draftgauge.judging.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import replay, replay_fixed_all
+from draftgauge.judging.replay import plain_replay, replay, replay_fixed_all
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import Design, design_of
 from draftgauge.judging.statistics.paired import holm
 from draftgauge.judging.verdict import recommended
@@ -51,7 +52,7 @@ def test_rows_hold_the_totals_of_the_replay(trace: Trace, rows: dict[tuple[str, 
     assert row["tokens_per_step"] == outcome.tokens_per_step
     assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
     assert row["acceptance_rate"] == outcome.accepted.sum() / outcome.drafted.sum()
-    assert row["ratio_to_plain"] == pytest.approx(plain_seconds(trace, COSTS).sum() / outcome.seconds.sum())
+    assert row["ratio_to_plain"] == pytest.approx(plain_replay(trace, COSTS).seconds.sum() / outcome.seconds.sum())
     code = np.array([prompt.task == "code" for prompt in trace.prompts])
     of_code = rows["hf-heuristic", "code"]
     assert of_code["tokens"] == outcome.committed[code].sum()
@@ -96,7 +97,7 @@ def test_turns_of_a_conversation_are_drawn_together(trace: Trace) -> None:
         row = evaluate(each, COSTS, {"hf-heuristic": make_policy("hf-heuristic:persistent=false", GAMMA_MAX)})[-1]
         found.append([row[name] for name in kept])
         rates = acceptance_by_depth(each)[0]
-        found[-1] += [rates["rate"], rates["low"], rates["high"]]
+        found[-1] += [rates["alpha"], rates["alpha_low"], rates["alpha_high"]]
     assert found[1] == pytest.approx(found[0])
     assert found[2][1] > found[0][1]
 
@@ -138,8 +139,8 @@ def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> N
                         accepted += trace.draft_token[row, depth - 1] == trace.token[row + depth - 1]
             found = rows[task, depth]
             assert found["positions"] == reached
-            assert found["rate"] == pytest.approx(accepted / reached)
-            assert found["low"] <= found["rate"] <= found["high"]
+            assert found["alpha"] == pytest.approx(accepted / reached)
+            assert found["alpha_low"] <= found["alpha"] <= found["alpha_high"]
 
 
 def test_rows_name_their_sources_and_both_bounds() -> None:
@@ -218,4 +219,5 @@ SIMPLER = [*pairwise(FROM_THE_SIMPLEST), ("two-source", FITTED_FILE), (FITTED_FI
 @pytest.mark.parametrize(("simpler", "faster"), SIMPLER)
 def test_of_two_that_are_level_the_simpler_is_recommended(simpler: str, faster: str) -> None:
     tokens = np.full(9, 10.0)
-    assert recommended({faster: (tokens, 1.0 / tokens), simpler: (tokens, 1.005 / tokens)}, "fixed:2") == simpler
+    speeds = {faster: Speed(tokens, 1.0 / tokens), simpler: Speed(tokens, 1.005 / tokens)}
+    assert recommended(speeds, "fixed:2") == simpler

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.engines.lean_families import why_not_lean
-from draftgauge.models.engines.modules_branches import takes_branch_masks
+from draftgauge.models.engines.modules import takes_branch_masks
 from draftgauge.models.loading import wrap
 from draftgauge.models.tap_plan import check_family
 from draftgauge.policies.fixed import FixedLength
@@ -57,11 +57,6 @@ MORE: dict[str, dict[str, Any]] = {
     "nemotron": {},
     "exaone4": {"sliding_window": WINDOW},
     "gpt_oss": {"num_local_experts": 4, "sliding_window": WINDOW, "num_experts_per_tok": 2},
-}
-REFUSED = {
-    "mamba": {"state_size": 4, "expand": 2},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "inkling2_text": {},  # a window, and a recurrent state in the same layer
 }
 
 
@@ -115,14 +110,6 @@ def test_branches_that_each_have_a_cache_grow_one_at_a_time(family: str, togethe
 def test_a_family_that_does_not_decode_with_a_cache_is_refused(family: str) -> None:
     with pytest.raises(ModelError, match="does not decode with a cache of keys and values"):
         wrap(tiny_model(family))
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_a_family_with_a_recurrent_state_is_refused(family: str) -> None:
-    if family not in CONFIG_MAPPING:
-        pytest.skip(f"this version of transformers does not have {family}")
-    with pytest.raises(ModelError, match="cannot be rolled back"):
-        wrap(tiny_model(family, **REFUSED[family]))
 
 
 def test_longrope_is_taken_up_to_the_length_where_it_changes() -> None:

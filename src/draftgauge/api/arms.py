@@ -23,11 +23,11 @@ from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN
 from draftgauge.core.errors import warn
 from draftgauge.core.prompts import in_turn
-from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
+from draftgauge.models.device import seconds
 from draftgauge.models.transformers_calls import no_hints
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import PolicySpec

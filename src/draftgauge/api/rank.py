@@ -25,10 +25,10 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
-from draftgauge.judging.evaluate import ALL_TASKS, plain_seconds
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
-from draftgauge.judging.replay import replay
+from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
@@ -54,7 +54,7 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     Returns:
         Rows as :func:`draftgauge.judging.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
         and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
-        With ``live``, the rows of all prompts have ``live_ratio`` over plain decoding with ``_low`` and ``_high``,
+        With ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high``,
         ``live_modelled``, the modelled ratio of these prompts, and ``live_mismatched_prompts``, whose output is not
         that of plain decoding.
 
@@ -108,7 +108,7 @@ def _live(
 ) -> dict[str, Any]:
     """What decoding the first prompts at a drafter's best setting gains; nothing where it cannot be done."""
     run = Run(Path(row["run"]))
-    setting, fitted, trace = row["setting"], {}, run.trace
+    setting, fitted, trace = row["policy"], {}, run.trace
 
     def told(what: str, done: int, total: int) -> None:
         progress(f"{row['drafter']}: {what}", done, total)
@@ -135,11 +135,11 @@ def _live(
         return {}
     decodes = PLAIN if setting == NO_DRAFT else setting  # as the ranking prices it
     (live,) = (each for each in rows if each["policy"] == decodes and each["task"] == ALL_TASKS)
-    ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
+    ratios = {f"live_ratio_to_plain{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
-    plain = plain_seconds(decoded, costs).sum()
-    modelled = 1.0 if setting == NO_DRAFT else plain / replay(decoded, policy, costs).seconds.sum()
+    plain = plain_replay(decoded, costs)
+    modelled = 1.0 if setting == NO_DRAFT else plain.seconds.sum() / replay(decoded, policy, costs).seconds.sum()
     return ratios | {"live_modelled": modelled, "live_mismatched_prompts": live["mismatched_prompts"]}
 
 

@@ -10,14 +10,14 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar, overload
 
 from draftgauge.core.cache import cache_folder
-from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
+from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, missing_library
 from draftgauge.core.interrupts import sigterm_interrupts
 from draftgauge.core.load import watched_load
 from draftgauge.core.locks import in_turn
 from draftgauge.core.progress import python_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.provenance import PYTHON_CALL
-from draftgauge.core.settings import make_request, settings_of
+from draftgauge.core.settings import leading_settings, make_request, settings_of
 from draftgauge.core.table import Rows
 
 Result = TypeVar("Result")
@@ -62,6 +62,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                 outer = PYTHON_CALL.set(spelled)
                 try:
                     result = function(request, **further)
+                except ModuleNotFoundError as error:
+                    raise missing_library(error.name) or error from error
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
@@ -91,16 +93,17 @@ def _documented(text: str, request_class: type) -> str:
 
 
 def _signature(request_class: type, own: list[inspect.Parameter]) -> inspect.Signature:
-    """What ``help()`` and editors show: the settings and their defaults."""
+    """What ``help()`` and ``__init__.pyi`` show: the settings and their defaults."""
     empty = inspect.Parameter.empty
+    leading = leading_settings(request_class)
     flat = [
         inspect.Parameter(
             entry.name,
-            inspect.Parameter.KEYWORD_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if entry in leading else inspect.Parameter.KEYWORD_ONLY,
             default=empty if entry.default is MISSING else entry.default,
             annotation=entry.annotation,
         )
         for entry in settings_of(request_class)
         if not entry.hidden
     ]
-    return inspect.Signature(sorted([*flat, *own], key=lambda parameter: parameter.default is not empty))
+    return inspect.Signature([*flat, *own])

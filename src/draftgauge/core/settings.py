@@ -78,6 +78,16 @@ def _settings_of(cls: Any) -> tuple[Setting, ...]:
     return settings
 
 
+def leading_settings(cls: Any) -> tuple[Setting, ...]:
+    """What a call may give by position: the settings before the first part, and before one that has to be named."""
+    leading: list[Setting] = []
+    for entry in settings_of(cls):
+        if entry.path or (entry.default is MISSING and leading and leading[-1].default is not MISSING):
+            break
+        leading.append(entry)
+    return tuple(leading)
+
+
 def _walk(owner: Any, path: tuple[str, ...]) -> Iterator[Setting]:
     """``owner`` is a dataclass, or the instance that is the default of a part of one."""
     hints = get_type_hints(owner if isinstance(owner, type) else type(owner), include_extras=True)
@@ -104,9 +114,12 @@ def make_request(
             with commas between them, or as its only item where items are given one by one.
     """
     settings = {entry.name: entry for entry in settings_of(cls)}
-    if len(arguments) > len(settings):
-        raise DraftgaugeError(f"{cls.__name__} takes at most {len(settings)} arguments, not {len(arguments)}")
-    given = dict(zip(settings, arguments, strict=False))
+    leading = [entry.name for entry in leading_settings(cls)]
+    if len(arguments) > len(leading):
+        raise DraftgaugeError(
+            f"{cls.__name__} takes {', '.join(leading)} by position, not {len(arguments)} arguments: name the others"
+        )
+    given = dict(zip(leading, arguments, strict=False))
     twice = sorted(set(given) & set(keywords))
     unknown = sorted(set(keywords) - set(settings))
     if twice or unknown:
@@ -129,7 +142,7 @@ def _converted(entry: Setting, value: Any, where: str) -> Any:
             return entry.default
         if isinstance(value, Path) or (entry.repeated and isinstance(value, str)):
             value = (value,)
-        value = tuple(value) if isinstance(value, set | frozenset) else value
+        value = tuple(value) if isinstance(value, set | frozenset | range) else value
     return convert(value, entry.annotation, where)
 
 

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, device_of
-from draftgauge.drafters.recorded import record_passes
+from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, device_of, record_passes
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import seconds
 from draftgauge.policies.fixed import FixedLength
 
 ROUNDS = 2
@@ -30,7 +29,7 @@ class Latency:
         draft_ms: milliseconds a drafted token, what a step needs to begin with shared out among them.
         verify_ms: milliseconds of all else of a step, mostly the target's pass over the draft.
         tokens_per_second: of decoding with drafts.
-        ratio: of the two, prompt by prompt.
+        ratio_to_plain: of the two, prompt by prompt.
     """
 
     gamma: int
@@ -38,7 +37,7 @@ class Latency:
     verify_ms: float
     tokens_per_second: float
     plain_tokens_per_second: float
-    ratio: float
+    ratio_to_plain: float
 
 
 class _TimedDrafter:

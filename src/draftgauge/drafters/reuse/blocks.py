@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -102,8 +102,8 @@ class GatedDelta(nn.Module):
 class Block(nn.Module):
     """One drafter layer.
 
-    The self-attention sees depth 0 of all anchors and its own chain; the chain attention sees the injected keys of the
-    target, where there are any, and its own chain (see :class:`~draftgauge.drafters.reuse.config.Design`). The first
+    The self-attention sees depth 0 of all anchors and its own chain. The chain attention sees the injected keys of the
+    target, if any, and its own chain (see :class:`~draftgauge.drafters.reuse.config.Design`). The first
     layer reads the token; layers after it, and the first of the recurrent designs, read the state.
     """
 
@@ -114,14 +114,13 @@ class Block(nn.Module):
         self.normalises_residual = traits.reads_hidden and config.norm_before_residual
         self.token_norm = nn.RMSNorm(hidden, eps) if reads_token else None
         self.state_norm = nn.RMSNorm(hidden, eps) if reads_state else None
-        self.self_attention = self.chain_attention = self.injection = self.join = None
+        self.self_attention = self.chain_attention = self.join = None
         shape = config.head_dim, reads_token, reads_state
         if traits.self_attends:
             self.self_attention = Attention(hidden, config.query_heads, config.kv_heads, *shape)
         if traits.chain_attends:
             self.chain_attention = Attention(hidden, config.chain_query_heads, config.chain_kv_heads, *shape)
-        if traits.reads_kv:
-            self.injection = Injection(config)
+        self.injection: Any = Injection(config) if traits.reads_kv else None
         if traits.gated:
             self.join = GatedDelta(hidden)
         self.mlp_norm = nn.RMSNorm(hidden, eps)
@@ -142,10 +141,6 @@ class Block(nn.Module):
         residual = state.to(stream.dtype) if self.normalises_residual and state is not None else stream
         return residual, BlockHeads(own, chain)
 
-    def inject(self, keys: Tensor, values: Tensor, tables: Tables) -> KeysValues:
-        assert self.injection is not None
-        return self.injection(keys, values, tables)
-
     def forward(self, stream: Tensor, heads: BlockHeads, memory: Memory, causal: bool) -> Tensor:
         """The residual ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""
         attended = []
@@ -164,8 +159,8 @@ class Injection(nn.Module):
 
     - ``concat``: the heads of all layers side by side, without weights.
     - ``project``: a linear map from all layers' heads of a position to one layer's, for keys as cached and for values.
-    - ``project-rope``: the same with the rotation taken off the keys before and put on after, since a map that mixes
-      rotated components of several layers does not commute with the rotation.
+    - ``project-rope``: the same with the rotation taken off the keys before and put on after. A map that mixes rotated
+      components of several layers does not commute with the rotation.
     """
 
     def __init__(self, config: ReuseConfig) -> None:
