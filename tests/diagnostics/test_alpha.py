@@ -17,7 +17,7 @@ from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import attach_taps
-from draftgauge.traces import checks
+from draftgauge.traces import trace as checks
 from reuse_nets import DESIGNS, SETTINGS, VOCABULARY, net_for, target, texts
 from walks import walked
 

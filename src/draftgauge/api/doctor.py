@@ -42,10 +42,11 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
         _refuse_others(request, str(request.folder), "folder", "costs_file", "server", *loading)
         return examine(_of_run(request, Run.load(request.folder), None))
     from draftgauge.api.doctor_files import of_files
-    from draftgauge.api.pair import drafter_of, target_of
+    from draftgauge.api.pair import target_of
     from draftgauge.api.profile import profile
+    from draftgauge.drafters.source import choose_drafter
 
-    evidence = of_files(request.pair, target_of(request.pair), *drafter_of(request.pair))
+    evidence = of_files(request.pair, target_of(request.pair), *choose_drafter(request.pair.drafter))
     rows = examine(evidence)
     if any(row["status"] == "wrong" for row in rows):
         return rows

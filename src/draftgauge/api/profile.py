@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
+from draftgauge.api.pair import Pair, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
@@ -33,7 +33,7 @@ from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.dense import DraftsRefused
-from draftgauge.drafters.source import drafter_kind, drafter_kinds
+from draftgauge.drafters.source import choose_drafter, drafter_kind, drafter_kinds
 from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import replay_fixed_all
@@ -161,7 +161,7 @@ def record_runs(
 def _check_recordable(request: ProfileRequest) -> None:
     for compression in request.pair.compression:
         quantization_config(compression, torch.float32)
-    kind, _ = drafter_of(request.pair)
+    kind, _ = choose_drafter(request.pair.drafter)
     if request.sampling.temperature > 0 and not issubclass(drafter_kind(kind).drafter_type, DraftsRefused):
         able = [each.name for each in drafter_kinds().values() if issubclass(each.drafter_type, DraftsRefused)]
         raise DraftgaugeError(

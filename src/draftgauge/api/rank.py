@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.bench import bench
-from draftgauge.api.pair import drafter_of, labelled, target_of
+from draftgauge.api.pair import labelled, target_of
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
@@ -201,7 +201,7 @@ def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
 
 
 def _check(request: RankRequest, drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    name, source = drafter_of(_pair_spec(request, drafter))
+    name, source = choose_drafter(drafter)
     loading = request.loading
     options = LoadOptions(trust_remote_code=loading.trust_remote_code, allow_pickle=loading.allow_pickle)
     drafter_kind(name).check(source, tokenizer, options)
