@@ -76,6 +76,7 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored
         rest = np.maximum(left[rows, None] - accepted - 1, 0)
         owed = costs.backlog_after(backlogs[:, None], gammas, accepted[:, None, :]) - 1  # [rows, B, C]
         seconds = cost_at[contexts[rows] - shortest][:, None, :] + catch_up
+        seconds = seconds + costs.rollback_seconds(gammas + tails, accepted)[:, None, :]
         ahead_of = after[prompt[rows, None, None], (rest % ahead)[:, None, :], owed]
         seconds += np.where(rest[:, None, :] > 0, ahead_of, 0.0)
         allowed = (gammas <= caps[rows, None]) & ((tails == 0) | (gammas + tails <= room[rows, None]))

@@ -151,6 +151,8 @@ class CostCurve:
         signals: what each drafted token takes longer where a policy looks at it before the next one is drafted.
         catch_up: ``[K]`` what drafting takes longer where the drafter must first take in 1, 2, ... ``K`` committed
             tokens, over 1; the last stands for all more. Empty where it makes no difference.
+        rollback: ``[K]`` what rolling recurrent states back takes where 1, 2, ... ``K`` tokens of a pass are kept and
+            others are not; the last stands for all more. Empty of attention, whose cache is cropped.
         keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
             does; drafters that read the target take in every committed token anew.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty if not known.
@@ -168,6 +170,7 @@ class CostCurve:
     dtype: str
     signals: float = 0.0
     catch_up: tuple[float, ...] = ()
+    rollback: tuple[float, ...] = ()
     keeps_drafted: bool = True
     vocabulary: str = ""
     pair: str = ""
@@ -190,7 +193,7 @@ class CostCurve:
         self, gamma: Counts, context: Counts, reads: Reads = NO_SIGNALS, appended: Counts = 0
     ) -> NDArray[np.float64]:
         """Seconds of a step: ``draft(gamma) + verify(gamma + appended + 1)``, and a wait for each drafted token where
-        the policy reads signals of drafted tokens; :meth:`catch_up_seconds` come on top.
+        the policy reads signals of drafted tokens; :meth:`catch_up_seconds` and :meth:`rollback_seconds` come on top.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
@@ -223,6 +226,12 @@ class CostCurve:
     def catch_up_seconds(self, backlog: Counts, drafted: Counts) -> NDArray[np.float64]:
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
+
+    def rollback_seconds(self, proposed: Numbers, accepted: Numbers) -> NDArray[np.float64]:
+        """What a step takes longer where some of the tokens proposed are rejected."""
+        longest = max(1, len(self.rollback))
+        seconds = np.asarray(self.rollback or (0.0,))[np.minimum(np.asarray(accepted, np.int64), longest - 1)]
+        return np.where(np.asarray(accepted) < proposed, seconds, 0.0)
 
     def doubt(self) -> str:
         """Why a measured curve is not to be trusted, as one of a busy machine; empty if nothing speaks against it."""
@@ -271,6 +280,8 @@ class CostCurve:
             raise TraceError(f"signals must be seconds, 0 or more, not {self.signals}")
         if not are_seconds(self.catch_up) or any(self.catch_up[:1]):
             raise TraceError(f"catch_up must be seconds, 0 or more, the first of them 0, not {list(self.catch_up)}")
+        if not are_seconds(self.rollback):
+            raise TraceError(f"rollback must be seconds, 0 or more, not {list(self.rollback)}")
         if self.batched is not None:
             self.batched.validate()
 
