@@ -25,7 +25,7 @@ from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.serving.counters import SpeculationCounts, read_counts
 from draftgauge.traces.costs import Measurement
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from engine_server import serving, vllm_metrics
 from linear_costs import curve
 from small_profiles import SMALL, save_models

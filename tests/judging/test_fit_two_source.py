@@ -15,7 +15,7 @@ from draftgauge.judging.hindsight import text_runs
 from draftgauge.judging.positions import draft_caps
 from draftgauge.judging.replay import replay
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.policies.two_source import TwoSource, TwoSourceNumbers
 from draftgauge.traces.trace import Trace
 from linear_costs import curve

@@ -24,9 +24,8 @@ from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
-from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, narrow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,10 +12,9 @@ from draftgauge.judging.positions import check_prompt_tokens, context_lengths, d
 from draftgauge.judging.replay import Replay, Walk, mean_of, walked
 from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, remaining_rows
 
 Ints = NDArray[np.int64]
 

@@ -30,10 +30,9 @@ from draftgauge.judging.positions import (
 )
 from draftgauge.judging.speed import Speed
 from draftgauge.policies.base import DropsLast, Extends, Policy, ReadsText, StatelessPolicy, reads_of
-from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, remaining_rows
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -11,8 +11,8 @@ from typing import Any
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES
-from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
-from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
+from draftgauge.policies.registry import FIXED, NO_DRAFT
+from draftgauge.policies.spec import PolicySpec
 
 NOT_DRAFTING = (NO_DRAFT, "plain")
 LOOKUP = "lookup"
@@ -155,7 +155,7 @@ def recommend(
 
 def recommended(speeds: Mapping[str, Speed], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
     """The name of the simplest policy that is level with the fastest one (:attr:`Ratio.level`): of the fewest tuned or
-    fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`); of equals one with the numbers it is shipped
+    fitted numbers (:class:`~draftgauge.policies.spec.PolicySpec`); of equals one with the numbers it is shipped
     with, which needs no fit, then the faster one.
 
     Args:
@@ -168,11 +168,9 @@ def recommended(speeds: Mapping[str, Speed], best_fixed: str, resamples: int = T
     candidates = {name: of for name, of in speeds.items() if name not in aside}
     fastest = max(candidates.values(), key=lambda speed: speed.estimate)
     level = [name for name, speed in candidates.items() if speed.over(fastest, resamples).level]
-    numbers = {name: 0 if name in NOT_DRAFTING else complexity_of(name) for name in level}
-    return min(
-        level,
-        key=lambda name: (numbers[name], name.endswith((FITTED_SUFFIX, FITTED_HERE)), -candidates[name].estimate),
-    )
+    specs = {name: PolicySpec.of(name) for name in level}
+    numbers = {name: 0 if name in NOT_DRAFTING else spec.complexity for name, spec in specs.items()}
+    return min(level, key=lambda name: (numbers[name], specs[name].is_fitted, -candidates[name].estimate))
 
 
 def _needed(have: int, speedup: float, low: float, high: float) -> int:
