@@ -51,7 +51,7 @@ class ReuseNet(nn.Module):
         super().__init__()
         self.config = config
         self.traits = config.traits
-        self.rotary = RotaryTables(rotary)
+        self.rotary = RotaryTables(rotary, config.head_dim)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         to_target, to_draft = _vocabulary_maps(config, draft_tokens, embedding.device)
         self.register_buffer("d2t", to_target, persistent=False)

@@ -79,7 +79,8 @@ class ModulesModel:
         first, second = tokens.long().chunk(2)
         try:
             whole = self.forward(tokens.long())
-            cached = max((layer.get_seq_length() for layer in self._cache.layers), default=0)
+            lengths = [layer.get_seq_length() for layer in self._cache.layers if hasattr(layer, "get_seq_length")]
+            cached = max(lengths, default=0)
             self.reset()
             parts = torch.cat((self.forward(first), self.forward(second)))
             self.reset()

@@ -1,0 +1,242 @@
+"""The families campaign: what the product does with a tiny random model of every type of transformers.
+
+``python tests/families.py`` tries every type, prints the counts and fails where a type ends in anything but OK or a
+refusal in words. ``--write`` keeps the outcomes in ``docs/results/families.json`` and the table in ``docs/engines.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.utils import logging
+
+from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.drafters.checkpoints.building import build_net
+from draftgauge.drafters.checkpoints.files import read_config
+from draftgauge.drafters.checkpoints.layouts import read_layout
+from draftgauge.drafters.checkpoints.live import CheckpointDrafter
+from draftgauge.drafters.dense import draft_densely, draft_position_by_position
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import load_model, wrap
+from draftgauge.models.taps import TapPlan, attach_taps, tap_plan
+from draftgauge.models.transformers_calls import cache_argument
+from draftgauge.policies.fixed import FixedLength
+from tiny import noisy, tiny_model, tokens
+from tiny_families import CAUSAL, FOR_FIXTURES, VISION, tiny_family
+
+ROOT = Path(__file__).parents[1]
+OUTCOMES = ROOT / "docs" / "results" / "families.json"
+PAGE = ROOT / "docs" / "engines.md"
+BEGIN, END = "<!-- families -->\n", "<!-- end of families -->\n"
+FIXTURES = ("eagle3-norms", "dflash-flat", "dspark-deepspec")
+MOST_USED = """qwen3 qwen2 llama gemma3_text gemma4_text mistral gpt_oss qwen3_moe qwen3_5 qwen3_next deepseek_v3 glm4_moe
+    qwen2_5_vl qwen3_vl""".split()
+SETTINGS = DecodingSettings(8)
+PROMPT = tokens(12, seed=3, vocabulary=48).tolist()
+Row = dict[str, Any]
+
+
+def outcome(kind: str) -> Row:
+    """What a type does: ``ok``, ``refused`` in words, ``not built`` (transformers itself does not), or what is wrong."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model = tiny_family(kind)
+            expected = generated(model)
+        except Exception as error:
+            return {"type": kind, "outcome": "not built", "words": _short(error)}
+        row: Row = {"type": kind, "group": group_of(kind, model)}
+        try:
+            target = loaded(model)
+            row |= {"outcome": decoding(model, target, expected), "engine": target.spec.engine}
+            row["dense"] = "together" if target.spec.branches > 1 else "one by one"
+            row |= {"hidden": tapped(model, target, False), "keys": tapped(model, target, True)}
+            row["drafters"] = _words(lambda: imported(kind)) if row["hidden"] == "yes" else "no"
+        except ModelError as error:
+            row |= {"outcome": "refused", "words": str(error)}
+        except Exception as error:
+            row |= {"outcome": "traceback", "words": _short(error)}
+        return row
+
+
+def generated(model: PreTrainedModel) -> list[int]:
+    text = torch.tensor([PROMPT])
+    longer = model.generate(text, do_sample=False, max_new_tokens=8, pad_token_id=0, eos_token_id=None)
+    return longer[0, len(PROMPT) :].tolist()
+
+
+def loaded(model: PreTrainedModel) -> CachedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_model(folder, device="cpu", compression="fp32")
+
+
+def decoding(model: PreTrainedModel, target: CachedModel, expected: list[int]) -> str:
+    if plain_decode(target, PROMPT, SETTINGS).tokens != expected:
+        return "plain differs"
+    near = wrap(noisy(copy.deepcopy(model), 0.05))
+    far = wrap(tiny_model("llama", seed=7, num_hidden_layers=1))
+    for draft in (near, far):
+        if speculative_decode(target, LanguageModelDrafter(draft), FixedLength(4), PROMPT, SETTINGS).tokens != expected:
+            return "speculative differs"
+    fast = draft_densely(near, PROMPT, expected, 4)
+    slow = draft_position_by_position(LanguageModelDrafter(near), PROMPT, expected, 4)
+    same = np.array_equal(fast.tokens, slow.tokens) and np.allclose(fast.shown, slow.shown, atol=1e-4)
+    return "ok" if same else "trace differs"
+
+
+def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
+    """Whether taps of the loaded model are what transformers shows of the built one, or why there are none."""
+    config, text = model.config.get_text_config(), torch.tensor(PROMPT)
+    last = config.num_hidden_layers - 1
+    try:
+        plan = tap_plan(config, False, True) if keys else tap_plan(config, True, False, [0, max(0, last - 1)][: last or 1])
+        taps = attach_taps(target, plan)
+        target.forward(text[:7])
+        target.forward(text[3:])  # a draft that is rejected
+        target.truncate(7)
+        target.forward(text[7:])
+    except ModelError as error:
+        return str(error)
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        shown = model(text[None], use_cache=True, output_hidden_states=True, **cache_argument(model, cache))
+    if not keys:
+        states = shown.hidden_states if shown.get("hidden_states") is not None else shown.decoder_hidden_states
+        wanted = torch.stack([states[layer + 1][0] for layer in plan.hidden_layers], 1)
+        return "yes" if _close(taps.hidden(0, len(text)), wanted) else "differ"
+    pairs = zip(taps.keys_values(0, len(text)), ("keys", "values"), strict=True)
+    layers = [cache.layers[layer] for layer in plan.kv_layers]
+    right = all(_close(ours, torch.stack([getattr(one, name)[0] for one in layers])) for ours, name in pairs)
+    return "yes" if right else "differ"
+
+
+def imported(kind: str) -> str:
+    """EAGLE-3, DFlash and DSpark checkpoints on a target of this type and of their width."""
+    model = tiny_family(kind, sizes=FOR_FIXTURES)
+    target, expected = wrap(model), generated(model)
+    for name in FIXTURES:
+        folder = ROOT / "tests" / "drafters" / "checkpoints" / name
+        net = build_net(folder, read_layout(read_config(folder), name), target)
+        drafter = CheckpointDrafter(net, target, attach_taps(target, TapPlan(net.layout.taps)))
+        if speculative_decode(target, drafter, FixedLength(3), PROMPT, SETTINGS).tokens != expected:
+            return f"{name} differs"
+    return "yes"
+
+
+def group_of(kind: str, model: PreTrainedModel) -> str:
+    if hasattr(model.config, "vision_config"):
+        return "vision"
+    with suppress(Exception):
+        if any("Linear" in type(layer).__name__ for layer in DynamicCache(config=model.config).layers):
+            return "hybrid"
+    return "mixture" if any("experts" in name for name, _ in model.named_modules()) else "dense"
+
+
+def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+def _words(attempt: Callable[[], str]) -> str:
+    try:
+        return attempt()
+    except Exception as error:
+        return _short(error)
+
+
+def _short(error: Exception) -> str:
+    kind = "" if isinstance(error, DraftgaugeError) else f"{type(error).__name__}: "
+    return f"{kind}{' '.join(str(error).split())}"[:300]
+
+
+def outcomes(kinds: list[str]) -> Iterator[Row]:
+    """The rows of many types, in processes that each use one core."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(2, os.cpu_count() or 1), _quiet, maxtasksperchild=40) as pool:
+        yield from pool.imap_unordered(outcome, kinds)
+
+
+def _quiet() -> None:
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def counts(rows: list[Row]) -> str:
+    lines = []
+    for what, kinds in (("causal", CAUSAL), ("image-text", VISION)):
+        here = [row for row in rows if row["type"] in kinds]
+        found = Counter(row["outcome"] for row in here)
+        ready = {name: sum(row.get(name) == "yes" for row in here) for name in ("hidden", "keys", "drafters")}
+        lines.append(f"{len(here)} {what} types: {dict(found)}; taps right or lossless: {ready}")
+    return "\n".join(lines)
+
+
+def table(rows: list[Row]) -> str:
+    """The families of ``docs/engines.md``: the most used first, then the others by group."""
+    known = {row["type"]: row for row in rows if row["outcome"] == "ok"}
+    lines = ["| type | engines | dense trace | hidden states | keys and values |", "|---|---|---|---|---|"]
+    for kind in MOST_USED:
+        row = known.get(kind)
+        if row is not None:
+            engines = "lean, static, modules" if row["engine"] == "lean" else row["engine"]
+            dense = "one pass a depth" if row["dense"] == "together" else "one by one"
+            lines.append(f"| {kind} | {engines} | {dense} | {_yes(row['hidden'])} | {_yes(row['keys'])} |")
+    lines += ["", "| group | types that run | with hidden states to tap | with keys and values |", "|---|---|---|---|"]
+    for group in ("dense", "mixture", "hybrid", "vision"):
+        here = [row for row in known.values() if row["group"] == group]
+        tapped = [sum(row[part] == "yes" for row in here) for part in ("hidden", "keys")]
+        lines.append(f"| {group} | {len(here)} | {tapped[0]} | {tapped[1]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _yes(value: str) -> str:
+    return "yes" if value == "yes" else "no"
+
+
+def page_with(page: str, rows: list[Row]) -> str:
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + table(rows) + END + rest.partition(END)[2]
+
+
+def wrong(row: Mapping[str, Any]) -> bool:
+    bad = row["outcome"] not in ("ok", "refused", "not built")
+    return bad or "differ" in (row.get("hidden"), row.get("keys")) or "differs" in str(row.get("drafters"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Try a tiny model of every type of transformers.")
+    parser.add_argument("kinds", nargs="*", help="types; all if none is named")
+    parser.add_argument("--write", action="store_true", help="keep the outcomes, and the table in docs/engines.md")
+    arguments = parser.parse_args()
+    rows = []
+    for row in outcomes(arguments.kinds or [*CAUSAL, *VISION]):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    rows.sort(key=lambda row: row["type"])
+    if arguments.write:
+        OUTCOMES.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+        PAGE.write_text(page_with(PAGE.read_text(), rows))
+    print(counts(rows))
+    return int(any(wrong(row) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
