@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
@@ -35,6 +36,7 @@ from draftgauge.drafters.checkpoints.live import CheckpointDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
+from draftgauge.models.rotation import ordered
 from draftgauge.models.taps import TapPlan, attach_taps, tap_plan
 from draftgauge.models.transformers_calls import cache_argument
 from draftgauge.policies.fixed import FixedLength
@@ -46,15 +48,15 @@ OUTCOMES = ROOT / "docs" / "results" / "families.json"
 PAGE = ROOT / "docs" / "engines.md"
 BEGIN, END = "<!-- families -->\n", "<!-- end of families -->\n"
 FIXTURES = ("eagle3-norms", "dflash-flat", "dspark-deepspec")
-MOST_USED = """qwen3 qwen2 llama gemma3_text gemma4_text mistral gpt_oss qwen3_moe qwen3_5 qwen3_next deepseek_v3 glm4_moe
-    qwen2_5_vl qwen3_vl""".split()
+MOST_USED = """qwen3 qwen2 llama gemma3_text gemma4_text mistral gpt_oss qwen3_moe qwen3_5 qwen3_next deepseek_v3
+    glm4_moe qwen2_5_vl qwen3_vl"""
 SETTINGS = DecodingSettings(8)
 PROMPT = tokens(12, seed=3, vocabulary=48).tolist()
 Row = dict[str, Any]
 
 
 def outcome(kind: str) -> Row:
-    """What a type does: ``ok``, ``refused`` in words, ``not built`` (transformers itself does not), or what is wrong."""
+    """What a type does: ``ok``, ``refused`` in words, ``not built`` (by transformers itself), or what is wrong."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -65,19 +67,23 @@ def outcome(kind: str) -> Row:
         row: Row = {"type": kind, "group": group_of(kind, model)}
         try:
             target = loaded(model)
-            row |= {"outcome": decoding(model, target, expected), "engine": target.spec.engine}
-            row["dense"] = "together" if target.spec.branches > 1 else "one by one"
-            row |= {"hidden": tapped(model, target, False), "keys": tapped(model, target, True)}
-            row["drafters"] = _words(lambda: imported(kind)) if row["hidden"] == "yes" else "no"
         except ModelError as error:
-            row |= {"outcome": "refused", "words": str(error)}
+            return row | {"outcome": "refused", "words": str(error)}
         except Exception as error:
-            row |= {"outcome": "traceback", "words": _short(error)}
+            return row | {"outcome": "traceback", "words": _short(error)}
+        row["engine"], row["outcome"] = target.spec.engine, _words(lambda: decoding(model, target, expected))
+        row["dense"] = "together" if target.spec.branches > 1 else "one by one"
+        row |= {
+            "hidden": _words(lambda: tapped(model, target, False)),
+            "keys": _words(lambda: tapped(model, target, True)),
+        }
+        row["drafters"] = _words(lambda: imported(kind)) if row["hidden"] == "yes" else "no"
         return row
 
 
 def generated(model: PreTrainedModel) -> list[int]:
     text = torch.tensor([PROMPT])
+    model.generation_config.forced_eos_token_id = None
     longer = model.generate(text, do_sample=False, max_new_tokens=8, pad_token_id=0, eos_token_id=None)
     return longer[0, len(PROMPT) :].tolist()
 
@@ -107,7 +113,9 @@ def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
     config, text = model.config.get_text_config(), torch.tensor(PROMPT)
     last = config.num_hidden_layers - 1
     try:
-        plan = tap_plan(config, False, True) if keys else tap_plan(config, True, False, [0, max(0, last - 1)][: last or 1])
+        plan = (
+            tap_plan(config, False, True) if keys else tap_plan(config, True, False, [0, max(0, last - 1)][: last or 1])
+        )
         taps = attach_taps(target, plan)
         target.forward(text[:7])
         target.forward(text[3:])  # a draft that is rejected
@@ -124,7 +132,10 @@ def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
         return "yes" if _close(taps.hidden(0, len(text)), wanted) else "differ"
     pairs = zip(taps.keys_values(0, len(text)), ("keys", "values"), strict=True)
     layers = [cache.layers[layer] for layer in plan.kv_layers]
-    right = all(_close(ours, torch.stack([getattr(one, name)[0] for one in layers])) for ours, name in pairs)
+    right = True
+    for ours, name in pairs:
+        theirs = torch.stack([getattr(one, name)[0] for one in layers])
+        right &= _close(ours, ordered(model, theirs) if name == "keys" else theirs)
     return "yes" if right else "differ"
 
 
@@ -179,6 +190,11 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
+def read_outcomes() -> list[Row]:
+    rows: list[Row] = json.loads(OUTCOMES.read_text())["types"] if OUTCOMES.is_file() else []
+    return rows
+
+
 def counts(rows: list[Row]) -> str:
     lines = []
     for what, kinds in (("causal", CAUSAL), ("image-text", VISION)):
@@ -193,7 +209,7 @@ def table(rows: list[Row]) -> str:
     """The families of ``docs/engines.md``: the most used first, then the others by group."""
     known = {row["type"]: row for row in rows if row["outcome"] == "ok"}
     lines = ["| type | engines | dense trace | hidden states | keys and values |", "|---|---|---|---|---|"]
-    for kind in MOST_USED:
+    for kind in MOST_USED.split():
         row = known.get(kind)
         if row is not None:
             engines = "lean, static, modules" if row["engine"] == "lean" else row["engine"]
@@ -218,7 +234,8 @@ def page_with(page: str, rows: list[Row]) -> str:
 
 def wrong(row: Mapping[str, Any]) -> bool:
     bad = row["outcome"] not in ("ok", "refused", "not built")
-    return bad or "differ" in (row.get("hidden"), row.get("keys")) or "differs" in str(row.get("drafters"))
+    parts = [str(row.get(part)) for part in ("hidden", "keys", "drafters")]
+    return bad or any("differ" in part or "Error: " in part for part in parts)
 
 
 def main() -> int:
@@ -230,10 +247,11 @@ def main() -> int:
     for row in outcomes(arguments.kinds or [*CAUSAL, *VISION]):
         rows.append(row)
         print(json.dumps(row), flush=True)
-    rows.sort(key=lambda row: row["type"])
     if arguments.write:
-        OUTCOMES.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-        PAGE.write_text(page_with(PAGE.read_text(), rows))
+        kept = {row["type"]: row for row in read_outcomes() + rows}
+        lines = ",\n".join(json.dumps(kept[kind]) for kind in sorted(kept))
+        OUTCOMES.write_text(f'{{"transformers": "{transformers.__version__}", "types": [\n{lines}\n]}}\n')
+        PAGE.write_text(page_with(PAGE.read_text(), read_outcomes()))
     print(counts(rows))
     return int(any(wrong(row) for row in rows))
 

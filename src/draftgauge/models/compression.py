@@ -17,12 +17,18 @@ import logging
 import platform
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED

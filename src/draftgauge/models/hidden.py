@@ -124,9 +124,20 @@ class ScoreRule:
 
 
 def score_rule(module: PreTrainedModel, layer: int) -> ScoreRule:
-    attention: Any = decoder_layers(module)[layer].self_attn
+    attention = _attention(module, layer)
     gemma2 = module.config.get_text_config().model_type == "gemma2"  # Gemma 3 names a softcap, and computes none
     return ScoreRule(attention.scaling, attention.attn_logit_softcapping if gemma2 else None)
+
+
+def _attention(module: PreTrainedModel, layer: int) -> Any:
+    attention: Any = getattr(decoder_layers(module)[layer], "self_attn", None)
+    parts = all(hasattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj", "scaling", "head_dim"))
+    if not parts or attention.q_proj.out_features != attention.o_proj.in_features:  # a gate among the queries
+        raise ModelError(
+            f"layer {layer} of this {module.config.get_text_config().model_type} model has no projections of queries, "
+            "keys and values of their own to compare with: choose a drafter that reads hidden states"
+        )
+    return attention
 
 
 Part = Literal["queries", "keys", "values"]
@@ -154,7 +165,7 @@ def catching_heads(
 
     with ExitStack() as hooks:
         for layer, part in product(layers, parts):
-            attention: Any = decoder_layers(module)[layer].self_attn
+            attention = _attention(module, layer)
             projection = getattr(attention, _PROJECTIONS[part][0])
             hooks.enter_context(projection.register_forward_hook(partial(catch, layer, part, attention)))
         yield caught

@@ -63,22 +63,34 @@ def layer_config(config: PreTrainedConfig, layer: int) -> PreTrainedConfig:
 
 def head_dim(config: PreTrainedConfig, layer: int = -1) -> int:
     own = layer_config(config, layer % config.num_hidden_layers)
-    return int(getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads)
+    return int(getattr(own, "head_dim", None) or own.hidden_size // (getattr(own, "num_attention_heads", None) or 1))
 
 
 def key_heads(config: PreTrainedConfig, layer: int = -1) -> int:
     own = layer_config(config, layer % config.num_hidden_layers)
-    return int(getattr(own, "num_key_value_heads", None) or own.num_attention_heads)
+    return int(getattr(own, "num_key_value_heads", None) or getattr(own, "num_attention_heads", None) or 1)
 
 
 def cached_numbers(config: PreTrainedConfig) -> int:
-    """How many numbers the keys and values of one token are, over all layers."""
+    """How many numbers the keys and values of one token are, over all layers; MLA caches a latent and a rotary key."""
+    if latent := getattr(config, "kv_lora_rank", None):
+        return int(config.num_hidden_layers * (latent + config.qk_rope_head_dim))
     return sum(2 * key_heads(config, layer) * head_dim(config, layer) for layer in range(config.num_hidden_layers))
 
 
 def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or {}
     return [kind for kind in (rope, *rope.values()) if isinstance(kind, dict) and "rope_type" in kind]
+
+
+def rope_kind(config: PreTrainedConfig) -> str:
+    """What the rotary embedding of full attention is called, in families with one for each kind of layer; else ""."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        ""
+        if "rope_type" in rope or not rope_kinds(config)
+        else next(kind for kind in ("full_attention", *rope) if kind in rope)
+    )
 
 
 def check_context(spec: ModelSpec, length: int) -> None:

@@ -12,7 +12,6 @@ from draftgauge.models.engines.lean_families import LENGTH_DEPENDENT_ROPE
 from draftgauge.models.spec import rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
 
-
 FULL_ATTENTION = ("full_attention", "attention", "hybrid")  # kinds of layers by transformers' names
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.spec import context_of, head_dim, key_heads, layer_config
+from draftgauge.models.spec import context_of, head_dim, key_heads, layer_config, rope_kind
 from draftgauge.models.tap_plan import TapPlan, check_rope, tap_plan
 from draftgauge.models.tap_rules import TapRule
 
@@ -223,7 +223,7 @@ def reuse_config(
         vocabulary=text.vocab_size,
         rms_norm_eps=next((getattr(text, name) for name in EPSILONS if hasattr(text, name)), 1e-6),
         rope=rope,
-        rope_kind="" if "rope_type" in rope else "full_attention",  # of layers whose keys are tapped
+        rope_kind=rope_kind(text),  # of layers whose keys are tapped
         context=context_of(text)[0],
         embedding_scale=text.hidden_size**0.5 if text.model_type.startswith("gemma") else 1.0,
         target_family=text.model_type,
