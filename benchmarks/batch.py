@@ -37,11 +37,11 @@ from draftgauge.api.recording import batch_models
 from draftgauge.api.runs import read_run
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.judging.batched import BatchReplay, replay_batch
 from draftgauge.meter import BatchMeterPlan, measure_batches
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static_rows import StaticRows
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
-from draftgauge.replaying.batched import BatchReplay, replay_batch
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest

@@ -21,7 +21,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from draftgauge.api.profile import profile
 from draftgauge.core.prompts import TEST
-from draftgauge.fitting.logistic import judged_tokens
+from draftgauge.judging.fitting.logistic import judged_tokens
 from draftgauge.models.reference import REFERENCE
 from draftgauge.studies.kvshot.presets import make_study
 from draftgauge.traces.reader import read_trace

@@ -15,7 +15,7 @@ from draftgauge.api.runs import read_run
 from draftgauge.cli.rank import show_ranking
 from draftgauge.drafters.dense import draft_position_by_position
 from draftgauge.drafters.prompt_lookup import PromptLookupDrafter
-from draftgauge.fitting.ranking import rank_rows
+from draftgauge.judging.ranking import rank_rows
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import make_record
 from draftgauge.traces.trace import Trace

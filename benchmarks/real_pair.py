@@ -30,17 +30,17 @@ from draftgauge.api.profile import profile
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.core.prompts import TEST, TRAIN, read_prompts
 from draftgauge.core.rendering import Rendering
-from draftgauge.fitting.tuning import tune_rivals
+from draftgauge.judging.evaluate import best_fixed_gamma, evaluate_design
+from draftgauge.judging.fitting.tuning import tune_rivals
+from draftgauge.judging.replay import replay_fixed_all
+from draftgauge.judging.splits import Design, splits_of
+from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.paired import paired_gain
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.policies.fitted import fitted_policy, save_fitted
 from draftgauge.policies.registry import make_policy
-from draftgauge.replaying.evaluate import best_fixed_gamma, evaluate_design
-from draftgauge.replaying.simulate import replay_fixed_all
-from draftgauge.replaying.splits import Design, splits_of
-from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.paired import paired_gain
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace

@@ -8,9 +8,9 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
+from draftgauge.judging.replay import Replay
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Step
-from draftgauge.replaying.simulate import Replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.trace import Trace
 

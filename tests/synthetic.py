@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.errors import TraceError
-from draftgauge.replaying.simulate import Replay, Walk, walked
+from draftgauge.judging.replay import Replay, Walk, walked
 from draftgauge.traces.build import COLUMNS, make_trace
 from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.costs import CostCurve

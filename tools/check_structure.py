@@ -8,6 +8,8 @@
 - Every policy and every kind of drafter is registered once, in a file of its package, and nothing registers itself
   elsewhere.
 - Sizes stay within ``LIMITS``. Lines by package are printed.
+
+With ``--trace VERB`` it prints the files that a request of this verb enters instead.
 """
 
 from __future__ import annotations
@@ -254,4 +256,9 @@ def text_of(node: ast.expr, texts: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "src"))
+    SOURCE = Path(__file__).parents[1] / "src"
+    if sys.argv[1:2] == ["--trace"]:
+        from trace_request import trace
+
+        sys.exit(trace(sys.argv[2], SOURCE))
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE))

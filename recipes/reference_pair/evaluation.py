@@ -17,9 +17,9 @@ from draftgauge.api.requests import DraftSpec, OutputSpec, PairSpec, ProfileRequ
 from draftgauge.core.errors import ModelError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
+from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.models.base import CachedModel
 from draftgauge.models.reference import PAIR_FOLDER
-from draftgauge.replaying.acceptance import acceptance_by_depth
 from draftgauge.traces.build import select
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.repetition import gram_counts

@@ -20,10 +20,10 @@ from draftgauge.api.report import write_report
 from draftgauge.api.runs import read_run
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.rendering import Rendering
-from draftgauge.fitting.stopping import fit_stopping
-from draftgauge.fitting.two_source import FITTED
+from draftgauge.judging.fitting.stopping import fit_stopping
+from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.splits import split_trace
 from draftgauge.policies.fitted import load_fitted, policy_of_file, save_fitted
-from draftgauge.replaying.splits import split_trace
 from draftgauge.serving.engines import ENGINES, engine_of
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
@@ -130,7 +130,7 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     page = unescape((run / "report.html").read_text())
     fit, use = best["flags"].splitlines()
     assert FITTED in page
-    assert f"{fit}\nmodel.generate(" in page
+    assert fit in page
     assert f"policy={FITTED!r}" not in page
     assert use.endswith(f"--policy two-source.json --gamma-max {GAMMA_MAX}")
     monkeypatch.chdir(tmp_path)
@@ -326,22 +326,21 @@ def test_a_drafter_that_reads_the_target_is_advised_on_as_the_checkpoint_that_ex
         export, _, serve = best["flags"].rpartition(" && ")
         exported = "org/checkpoint" if kind == "checkpoint" else f"{source}-{format_}"
         assert export == ("" if kind == "checkpoint" else f"draftgauge export {source} --out {exported}")
-        words = shlex.split(serve)
-        if engine == "vllm":
+        if "vllm" in (words := shlex.split(serve)):
             config = json.loads(words[words.index("--speculative-config") + 1])
             assert (config["method"], config["model"]) == (format_, exported)
             assert config["num_speculative_tokens"] == best["best_length"] > 0
         else:
-            assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
-            assert words[words.index("--speculative-draft-model-path") + 1] == exported
+            named = [words[words.index(f"--speculative-{name}") + 1] for name in ("algorithm", "draft-model-path")]
+            assert named == ["EAGLE3", exported]
 
 
 def test_every_kind_that_an_engine_runs_has_flags(run: Path, tmp_path: Path) -> None:
-    for engine in (engine for engine in ENGINES.values() if not engine.loop):
+    for engine in filter(lambda engine: not engine.loop, ENGINES.values()):
         costs = costs_of(tmp_path / "costs.json", engine.name, 0.0005)
         for kind, name in engine.drafters.items():
             own = kind if kind in ("language_model", "prompt_lookup") else "checkpoint"
-            folder = drafter_run(tmp_path / f"{engine.name}-{kind}", run, own, "org/it", kind)
+            folder = drafter_run(tmp_path / f"{engine.name}-{own}-{name}", run, own, "org/it", kind)
             _, best, _ = advised([str(folder), "-e", engine.name, "--costs", str(costs)], tmp_path / "rows.json")
             assert name in best["flags"]
 

@@ -21,10 +21,10 @@ from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
+from draftgauge.judging.batch_rows import ROUNDS, batch_rows, queues_of
 from draftgauge.models.engines import static_rows
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.batch import WHOLE_BATCH, WholeBatch
-from draftgauge.replaying.batch_rows import ROUNDS, batch_rows, queues_of
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import EngineCosts

@@ -16,10 +16,10 @@ from draftgauge.api.demo import demo
 from draftgauge.api.profile import profile
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.provenance import read_measurement
+from draftgauge.judging.splits import prompt_keys, split_trace
 from draftgauge.models.device import torch_threads
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying.splits import prompt_keys, split_trace
 from draftgauge.traces.reader import read_trace
 from small_profiles import save_models
 from tiny import save_tiny
@@ -103,5 +103,5 @@ def test_bench_decodes_prompts_that_a_policy_was_not_fitted_on(
     with pytest.warns(UserWarning, match=r"was fitted on \d of the 5 prompts"):
         assert {row["prompts"] for row in bench(few, **asked)} == {5}
     inputs["prompts"].write_text("\n".join(json.dumps({"prompt": "number", "task": task}) for task in "ab"))
-    with pytest.raises(TraceError, match="holds none of these prompts"):
+    with pytest.raises(TraceError, match="holds no task 'b'"):
         bench(recorded(inputs | {"limit": 1}, tmp_path / "one"), ["no-draft"], tasks="b", device="cpu")

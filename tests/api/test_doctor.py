@@ -19,10 +19,10 @@ from draftgauge.api.doctor import _of_files
 from draftgauge.api.doctor_checks import SUSPECT, UNKNOWN, Evidence, examine
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters.checkpoints.building import build_net
-from draftgauge.drafters.checkpoints.layouts import read_layout
-from draftgauge.drafters.checkpoints.live import CheckpointSource
-from draftgauge.drafters.checkpoints.shapes import _shapes
+from draftgauge.drafters.formats.building import build_net
+from draftgauge.drafters.formats.layouts import read_layout
+from draftgauge.drafters.formats.live import CheckpointSource
+from draftgauge.drafters.formats.shapes import _shapes
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.serving.counters import SpeculationCounts, read_counts
@@ -218,7 +218,7 @@ def test_weights_that_cannot_be_read_are_no_wrong_token_ids(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text((FIXTURE / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(DraftgaugeError, match="allow-pickle"):
-        dg.doctor(drafter=str(tmp_path))
+        dg.doctor(drafter=str(tmp_path), target="reference")
     with pytest.raises(DraftgaugeError, match="runs: name one of them"):
         dg.doctor(PUBLISHED.parent)
 

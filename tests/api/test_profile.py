@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ from draftgauge.api.pair import load_pair_of
 from draftgauge.api.profile import profile, profile_rows
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
-from draftgauge.replaying.evaluate import evaluate
-from draftgauge.replaying.hindsight import hindsight_optimum
+from draftgauge.judging.evaluate import evaluate
+from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.reader import read_trace
@@ -184,7 +185,9 @@ def test_several_compressions_have_a_folder_each(models: dict[str, Any], tmp_pat
 
 
 def test_prompt_lookup_needs_no_draft(models: dict[str, Any], tmp_path: Path) -> None:
-    run(models | {"draft": None}, tmp_path, drafter="prompt_lookup", limit=2)
+    (tmp_path / "twice.jsonl").write_text(json.dumps({"prompt": "ab ab ab ab ab ab"}))
+    twice = models | {"draft": None, "prompts": tmp_path / "twice.jsonl"}
+    run(twice, tmp_path, drafter="prompt_lookup", max_new_tokens=32)
     manifest, trace = Manifest.load(tmp_path), read_trace(tmp_path)
     assert manifest.draft is None
     assert manifest.drafter == "prompt_lookup"

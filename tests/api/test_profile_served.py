@@ -93,7 +93,7 @@ def test_answers_that_cannot_be_used(models: dict[str, Any], whole: tuple[Path, 
     refused("is written with another tokenizer", changed(token_ids=[5, 6, 7]))
     refused("holds the token -5", changed(token_ids=[5, -5]))
     refused("has no text", changed(message={"content": None}))
-    refused("has its reasoning beside", changed(token_ids=[], message={"content": "b", "reasoning": "a"}))
+    refused("has its reasoning or tool calls beside", changed(token_ids=[], message={"content": "b", "reasoning": "a"}))
     refused("has no choice with a text", changed(message=None))
     refused("tokens are not the target's choice", changed(token_ids=[], message={"content": "zzzzzzzz"}))
     refused("answers none of the prompts", [changed()[0] | {"custom_id": "else"}])

@@ -69,7 +69,7 @@ def test_what_needs_no_model_does_not_load_torch(program: str, without: set[str]
     ("arguments", "message"),
     [
         (["bench", "--polcy", "none"], "Unknown option: --polcy. Did you mean --policy?"),
-        (["bench", "--rounds", "few"], "--rounds must be int, not 'few'"),
+        (["bench", "--rounds", "few"], "--rounds must be int or none, not 'few'"),
         (["bench", "--rounds", "0"], "rounds must be at least 1, not 0"),
         (["bench", "a", "b"], "'b'"),
         (["profile"], "--out is required"),

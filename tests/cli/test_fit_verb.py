@@ -9,8 +9,8 @@ import pytest
 from command_line import invoke, refusal, rows_of, succeeds
 from draftgauge.api.fit import FITS
 from draftgauge.core.prompts import TRAIN
+from draftgauge.judging.splits import prompt_key
 from draftgauge.policies.fitted import load_fitted
-from draftgauge.replaying.splits import prompt_key
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.reader import read_trace
 from written_runs import GAMMA_MAX, write_run

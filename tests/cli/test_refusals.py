@@ -46,4 +46,4 @@ def test_a_model_that_is_neither_here_nor_to_be_had(monkeypatch: pytest.MonkeyPa
     for auto in (AutoConfig, AutoTokenizer):
         monkeypatch.setattr(auto, "from_pretrained", unreachable)
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", unreachable)
-    assert "no such folder here" in refusal("generate", "hi", "--target", "nothere")
+    assert "nothere is no folder here" in refusal("generate", "hi", "--target", "nothere")

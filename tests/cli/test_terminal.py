@@ -49,7 +49,7 @@ def test_a_table_shows_the_five_columns_that_matter_and_wide_shows_all(tmp_path:
     wide = draftgauge(["replay", run, "--policy", "stopping", "--wide"]).stdout
     said = on_terminal("replay", run, "--policy", "stopping", cache=tmp_path)
     (line,) = [line for line in said.splitlines() if line.startswith(" stopping")]
-    assert line.split()[:2] == ["stopping", "1.96"]
+    assert line.split()[:3] == ["stopping", "yes", "1.96"]
     assert len(re.split(r"   +", line.strip())) >= 5
     assert "Not shown at this width: " in said
     assert "Not shown" not in wide

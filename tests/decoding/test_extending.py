@@ -10,11 +10,11 @@ import torch
 from draftgauge.core.signals import SignalName
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.judging.replay import replay
 from draftgauge.models.loading import wrap
 from draftgauge.policies.ngrams import NgramIndex
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
-from draftgauge.replaying.simulate import replay
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, MarkovModel, assert_same_law, law_of_model

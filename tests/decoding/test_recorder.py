@@ -16,10 +16,10 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter, dense
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import DenseDrafts, draft_densely, draft_position_by_position
+from draftgauge.judging.replay import replay
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.verification import Sampling

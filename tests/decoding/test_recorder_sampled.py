@@ -15,13 +15,13 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.judging.positions import signal_arrays
+from draftgauge.judging.replay import replay
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Policy
 from draftgauge.policies.cumulative_confidence import CumulativeConfidence
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
-from draftgauge.replaying.rows import signal_arrays
-from draftgauge.replaying.simulate import replay
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import PromptRecord
 from draftgauge.traces.sampled import drawn, path_chances, reach_chances

@@ -13,13 +13,13 @@ import pytest
 
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.judging.replay import backlogs
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Step, reads_of
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import make_policy
-from draftgauge.replaying.simulate import backlogs
 from draftgauge.traces.costs import CostCurve
 from timed_work import Clock, TimedDrafter, TimedModel
 from tiny import tiny_model, tokens

@@ -15,10 +15,10 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft, backlog_of, keeps_drafted
 from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.judging.replay import backlogs
 from draftgauge.models.taps import attach_taps
 from draftgauge.policies.base import PolicyBase, Step
 from draftgauge.policies.ngrams import NgramIndex
-from draftgauge.replaying.simulate import backlogs
 from draftgauge.traces.costs import CostCurve
 from markov import MarkovModel
 from reuse_nets import net_for

@@ -21,12 +21,12 @@ from transformers import PreTrainedModel
 from draftgauge.api.export import export
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
-from draftgauge.drafters.checkpoints.building import build_net
-from draftgauge.drafters.checkpoints.decoder import DrafterNet
-from draftgauge.drafters.checkpoints.files import checkpoint_fingerprint, read_config
-from draftgauge.drafters.checkpoints.layouts import DFlashLayout, read_layout
-from draftgauge.drafters.checkpoints.live import CheckpointDrafter
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
+from draftgauge.drafters.formats.building import build_net
+from draftgauge.drafters.formats.decoder import DrafterNet
+from draftgauge.drafters.formats.files import checkpoint_fingerprint, read_config
+from draftgauge.drafters.formats.layouts import DFlashLayout, read_layout
+from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.drafters.reuse.blockwise import block_states
 from draftgauge.drafters.source import choose_drafter
 from draftgauge.integrations.transformers import speculative
@@ -158,7 +158,7 @@ def test_greedy_output_is_the_plain_one_with_every_kind_of_policy(layout: str, e
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drafts_from_all_positions_are_those_of_each(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftgauge.drafters.checkpoints.decoder.AT_ONCE", 3)  # a long prompt in pieces
+    monkeypatch.setattr("draftgauge.drafters.formats.decoder.AT_ONCE", 3)  # a long prompt in pieces
     target = wrap(target_module(max_position_embeddings=32))
     end_tokens = frozenset({7, 11})
     drafter = drafter_of(FIXTURES / layout, target, end_tokens=end_tokens)

@@ -27,7 +27,7 @@ def test_what_a_class_can_do_decides_how_it_is_recorded() -> None:
 
 
 def test_a_choice_names_a_kind_or_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = "draftgauge.drafters.checkpoints.files"
+    files = "draftgauge.drafters.formats.files"
     monkeypatch.setattr(f"{files}.cached_file", lambda *_, **__: pytest.fail("asked the hub for a bundled model"))
     assert choose_drafter("prompt_lookup", "ignored") == choose_drafter("lookup", None) == ("prompt_lookup", None)
     assert choose_drafter("language_model", "some/model") == ("language_model", "some/model")

@@ -12,13 +12,13 @@ import torch
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
+from draftgauge.judging.replay import replay
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, _Bench, _curve, _Schedule, rising_row
 from draftgauge.meter.steps import BACKLOGS, Sample
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.registry import make_policy
-from draftgauge.replaying.simulate import replay
 from draftgauge.traces.costs import CostCurve
 from synthetic import synthetic_trace
 from timed_work import Clock, TimedDrafter, TimedModel

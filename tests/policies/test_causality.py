@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from asked import Asked
+from draftgauge.judging.positions import signal_arrays
+from draftgauge.judging.replay import replay
 from draftgauge.policies import POLICIES, Policy, make_policy
 from draftgauge.policies.base import Extends, StatelessPolicy
 from draftgauge.policies.stored_texts import AsksStored, StoredTexts, with_stored
-from draftgauge.replaying.rows import signal_arrays
-from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
 from synthetic import repeating_trace, synthetic_trace

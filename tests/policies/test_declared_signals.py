@@ -14,10 +14,10 @@ from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.judging.replay import replay
 from draftgauge.models.loading import wrap
 from draftgauge.policies import POLICIES, Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
 from draftgauge.policies.base import PolicyBase, ReadsText
-from draftgauge.replaying.simulate import replay
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
 from recordings import recorded_trace

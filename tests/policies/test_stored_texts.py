@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.judging.evaluate import evaluate_design
+from draftgauge.judging.hindsight import hindsight_optimum
+from draftgauge.judging.replay import Replay, replay
+from draftgauge.judging.splits import Design
 from draftgauge.policies.lookup import TextLookup
 from draftgauge.policies.registry import make_policy
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
-from draftgauge.replaying.evaluate import evaluate_design
-from draftgauge.replaying.hindsight import hindsight_optimum
-from draftgauge.replaying.simulate import Replay, replay
-from draftgauge.replaying.splits import Design
 from draftgauge.traces.trace import Trace
 from linear_costs import curve
 from synthetic import repeating_trace

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftgauge.judging.evaluate import plain_seconds
+from draftgauge.judging.replay import replay, replay_lengths
+from draftgauge.judging.splits import Design
 from draftgauge.policies.registry import make_policy
-from draftgauge.replaying.evaluate import plain_seconds
-from draftgauge.replaying.simulate import replay, replay_lengths
-from draftgauge.replaying.splits import Design
 from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length
 from draftgauge.serving.engines import ENGINES, PLAIN, Deployment, engine_of, settings_document
 from draftgauge.traces.engine_costs import EngineCosts

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.replaying.simulate import replay_fixed_all
+from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.serving.requests_trace import RequestSteps, import_requests, position_matches, trace_of_requests
 from draftgauge.traces.build import make_trace
 from draftgauge.traces.record import make_record

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -122,3 +124,27 @@ def test_the_pages_pass_and_what_is_wrong_is_found(
     said = capsys.readouterr().err
     for found in ("26 words, 0 numbers", "4 numbers", "#tail, a heading", "gone.md, which", "words, more than 900"):
         assert found in said
+
+
+def test_a_trace_names_the_files_that_a_request_enters_in_order(tmp_path: Path) -> None:
+    files = {
+        "draftgauge/__init__.py": "",
+        "draftgauge/cli.py": "from draftgauge import verb\ndef run():\n    return verb.made()\n",
+        "draftgauge/verb.py": "from draftgauge import unused\nfrom draftgauge.decoding import plain, settings\n"
+        "def made():\n    settings.chosen()\n    plain.decode()\n    return unused.later()\n",
+        "draftgauge/unused.py": "def at_import():\n    return 1\nONE = at_import()\ndef later():\n    return ONE\n",
+        "draftgauge/decoding/settings.py": "def chosen():\n    return 0\n",
+        "draftgauge/decoding/plain.py": "def decode():\n    return 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = (
+        "import sys; sys.path[:0] = sys.argv[1:]; from pathlib import Path; from trace_request import Entered\n"
+        "entered = Entered(Path(sys.argv[1]) / 'draftgauge')\nfrom draftgauge import cli\n"
+        "with entered: cli.run()\nprint(*entered.files, entered.reached)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-I", "-c", script, str(tmp_path), str(ROOT / "tools")], capture_output=True, text=True
+    )
+    assert said.stdout.split() == ["cli.py", "verb.py", "decoding/settings.py", "decoding/plain.py"], said.stderr

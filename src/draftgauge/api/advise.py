@@ -19,12 +19,12 @@ from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
+from draftgauge.judging.replay import can_replay, replay_lengths
+from draftgauge.judging.splits import EVERYTHING, Design, design_of
+from draftgauge.judging.verdict import Verdict
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.replaying.simulate import can_replay, replay_lengths
-from draftgauge.replaying.splits import EVERYTHING, Design, design_of
-from draftgauge.replaying.verdict import Verdict
 from draftgauge.serving.advice import acceptance_to_pay, advise_batch, advise_settings, best_length, flags_of
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
@@ -96,7 +96,7 @@ def advise(request: AdviseRequest) -> list[Row]:
         ``low`` and ``high`` (95%, by prompt; from counters as if steps were independent), ``advised``,
         ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (where costs are not known: the
         most plain steps that a step of this length may take to pay). The advised one also has ``verdict`` in words and
-        whether it is ``known``, see :class:`~draftgauge.replaying.verdict.Verdict`; ``flags``; ``length_only`` (the
+        whether it is ``known``, see :class:`~draftgauge.judging.verdict.Verdict`; ``flags``; ``length_only`` (the
         flags change only the length of a server whose drafter is not known); ``best_length``; ``by_batch`` (best
         lengths as JSON); ``at_batch`` (rules that adapt to the load, in words); ``acceptance`` (of the first drafted
         token) and ``acceptance_to_pay`` (the least constant chance at which some length does); ``drawn`` (the share of
@@ -184,8 +184,9 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
     if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:
         format_, known = draft.family, list(engine.drafters)
         if kind == REUSE:
+            from draftgauge.drafters.formats import dflash_export as dflash
+            from draftgauge.drafters.formats import eagle3_export as eagle3
             from draftgauge.drafters.reuse.persistence import read_config
-            from draftgauge.exporting import dflash, eagle3
 
             config = read_config(Path(draft.source))
             format_, layout = (DFLASH, dflash) if config.block else (EAGLE3, eagle3)

@@ -28,13 +28,13 @@ from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.recorded import record_passes
+from draftgauge.judging.evaluate import SAME_PROMPTS, best_fixed_gamma
+from draftgauge.judging.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import compared_policies, current_name, fixed_length, fixed_name, with_objects
 from draftgauge.policies.stored_texts import with_stored
-from draftgauge.replaying.evaluate import SAME_PROMPTS, best_fixed_gamma
-from draftgauge.replaying.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
 from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest

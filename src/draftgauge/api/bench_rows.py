@@ -13,11 +13,11 @@ from draftgauge.api.arms import Arm, BenchPrompt
 from draftgauge.api.requests import PLAIN
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import command_line
+from draftgauge.judging.evaluate import ALL_TASKS
+from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.paired import paired_gain, ratio_interval
+from draftgauge.judging.verdict import recommended, verdict_of
 from draftgauge.policies.registry import FIXED
-from draftgauge.replaying.evaluate import ALL_TASKS
-from draftgauge.replaying.verdict import recommended, verdict_of
-from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.paired import paired_gain, ratio_interval
 from draftgauge.traces.repetition import distinct_share
 
 SAME_RUNS = "same runs"  # a fixed length chosen by the very runs that it is compared on, which favours it
@@ -44,7 +44,7 @@ def bench_rows(
     fastest fixed length if None), ``over_from``, ``ratio_to_best_transformers``, ``mismatches`` (positions whose token
     is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds`` and ``recommended`` (of this draftgauge's own
     arms the simplest that is level with the fastest on all prompts, see
-    :func:`~draftgauge.replaying.verdict.recommended`). What cannot be known is None. The recommended arm's row over all
+    :func:`~draftgauge.judging.verdict.recommended`). What cannot be known is None. The recommended arm's row over all
     tasks also has ``verdict``, in words.
 
     All speeds of a row are one estimator: tokens over seconds, summed over prompts, of each prompt the median of its

@@ -27,6 +27,7 @@ CONTEXTS = (64, 256, 1024)  # lengths measured at, as far as the models take the
 PROMPTS = 16  # whose text is decoded for it
 METER = 7  # raised where the meter measures otherwise, so that no curve of an earlier one is taken from the cache
 _MACHINE = ("cpu", "cores", "threads", "gpu")
+_IN_DOUBT: dict[Path, CostCurve] = {}  # measured by this process on a busy machine: the next one measures anew
 _LIBRARIES = ("draftgauge", "torch", "transformers", "bitsandbytes", "llama-cpp-python")
 
 
@@ -47,7 +48,8 @@ def pair_costs(
     vocabulary = vocabulary_digest(pair.tokenizer)
     if not spec.measure:
         with suppress(TraceError):  # not measured yet, or damaged
-            if not (kept := CostCurve.load(path)).doubt():  # else the machine was busy: measured again
+            kept = _IN_DOUBT.get(path) or CostCurve.load(path)
+            if path in _IN_DOUBT or not kept.doubt():  # else the machine was busy: measured again
                 return replace(kept, vocabulary=vocabulary)  # which no cost depends on
     # Text of bundled prompts: costs hardly depend on the words, but drafts should be accepted now and then.
     prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
@@ -70,10 +72,12 @@ def pair_costs(
 
 
 def keep_costs(pair: Pair, curve: CostCurve, sampling: Sampling) -> None:
-    """Put what was measured of a pair into the cache, for the next who decodes with it; not where it is in doubt."""
-    if curve.doubt():
-        return
+    """Put what was measured of a pair into the cache, for the next to use it; in doubt, for this process alone."""
     path = _cached(pair, curve.gamma_max, sampling)
+    _IN_DOUBT.pop(path, None)
+    if curve.doubt():
+        _IN_DOUBT[path] = curve
+        return
     with suppress(OSError, DraftgaugeError):  # a cache that cannot be written costs the next run its time
         path.parent.mkdir(parents=True, exist_ok=True)
         curve.save(path)

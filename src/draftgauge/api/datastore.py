@@ -11,9 +11,9 @@ from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
+from draftgauge.judging.positions import check_prompt_tokens
+from draftgauge.judging.splits import split_trace
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.replaying.rows import check_prompt_tokens
-from draftgauge.replaying.splits import split_trace
 from draftgauge.traces.datastore import About, Datastore, grow, stored_output, stored_prompts
 
 

@@ -21,12 +21,12 @@ from draftgauge.core.errors import warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.settings import given_settings
-from draftgauge.fitting.two_source import FITTED
+from draftgauge.judging.evaluate import ALL_TASKS
+from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.models.compression import lacks_library
 from draftgauge.models.device import torch_threads
 from draftgauge.policies.registry import compared_policies
-from draftgauge.replaying.evaluate import ALL_TASKS
-from draftgauge.replaying.splits import MIN_PROMPTS
 
 FIRST_POLICY = "fixed:4"
 REPORT_SECONDS = 10.0  # for the report, at the end

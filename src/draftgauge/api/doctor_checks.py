@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
+from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.evaluate import ALL_TASKS, plain_seconds
+from draftgauge.judging.positions import context_lengths
+from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.models.compression import DTYPES
 from draftgauge.models.prompts_text import encode_prompt, token_ids
 from draftgauge.models.vocabulary import difference
-from draftgauge.replaying.acceptance import acceptance_by_depth
-from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds
-from draftgauge.replaying.rows import context_lengths
-from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
 from draftgauge.traces.build import narrow

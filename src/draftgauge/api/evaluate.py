@@ -25,12 +25,12 @@ from draftgauge.drafters.reuse.persistence import (
     trained_depths,
     trained_prompts,
 )
+from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
+from draftgauge.judging.statistics.paired import ratio_interval
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.vocabulary import end_tokens
-from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
-from draftgauge.statistics.paired import ratio_interval
 
 Row = dict[str, Any]
 DEFAULT_DEPTHS = 7

@@ -15,14 +15,12 @@ from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
-from draftgauge.fitting.speckv import fit_speckv
-from draftgauge.fitting.stopping import fit_stopping
-from draftgauge.fitting.tuning import tune_rivals
-from draftgauge.fitting.two_source import fit_two_source
-from draftgauge.policies.base import Extends
-from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
-from draftgauge.replaying.evaluate import evaluate_design
-from draftgauge.replaying.splits import (
+from draftgauge.judging.evaluate import evaluate_design
+from draftgauge.judging.fitting.speckv import fit_speckv
+from draftgauge.judging.fitting.stopping import fit_stopping
+from draftgauge.judging.fitting.tuning import tune_rivals
+from draftgauge.judging.fitting.two_source import fit_two_source
+from draftgauge.judging.splits import (
     EVERYTHING,
     MIN_PROMPTS,
     design_of,
@@ -31,6 +29,8 @@ from draftgauge.replaying.splits import (
     split_trace,
     splits_of,
 )
+from draftgauge.policies.base import Extends
+from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
 from draftgauge.traces.build import narrow, select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
@@ -46,12 +46,12 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
     Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
-    same (see :func:`draftgauge.replaying.splits.splits_of`). It learns from all runs together. With the split "all" no
+    same (see :func:`draftgauge.judging.splits.splits_of`). It learns from all runs together. With the split "all" no
     prompts are left to judge it on; ``replay`` and ``advise`` say what ``two-source`` gains where it is fitted so.
 
     Returns:
         One row for each run: what the policy gains on the validation prompts (keys of
-        :func:`draftgauge.replaying.evaluate.evaluate`), if there are enough, also over the best simple rule, tuned
+        :func:`draftgauge.judging.evaluate.evaluate`), if there are enough, also over the best simple rule, tuned
         (``best_rival``, ``gain_over_rival``); ``trained_prompts``; and whether the run has enough test prompts to judge
         the policy on by replay (``judgeable``).
 

@@ -22,6 +22,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint, was_sampled
+from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
@@ -160,6 +161,7 @@ def target_of(spec: PairSpec) -> str:
     name, source = drafter_of(spec)
     target = drafter_kind(name).trained_for(source)
     if target is None and source is not None and not str(source).startswith(REFERENCE):
+        model_folder(source)  # what is no model at all is told first
         raise DraftgaugeError(f"nothing says which target {source} drafts for: name it with --target")
     return target or REFERENCE
 

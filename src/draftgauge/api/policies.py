@@ -10,14 +10,14 @@ from typing import Any
 
 from draftgauge.api.runs import fingerprints_of
 from draftgauge.core.errors import DraftgaugeError, warn
-from draftgauge.fitting.two_source import FITTED, replay_fitted
+from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
+from draftgauge.judging.replay import Replay
+from draftgauge.judging.splits import Design, design_of, prompt_keys
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, is_fitted, load_fitted, policy_of_file
 from draftgauge.policies.registry import POLICIES, compared_policies, current_name, make_parsed, parse_spec, weighs_cost
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.replaying.simulate import Replay
-from draftgauge.replaying.splits import Design, design_of, prompt_keys
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace

@@ -35,14 +35,14 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.dense import DraftsRefused
 from draftgauge.drafters.source import drafter_kind, drafter_kinds
+from draftgauge.judging.evaluate import task_masks
+from draftgauge.judging.hindsight import hindsight_optimum
+from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.meter import measured_span
 from draftgauge.models.compression import QUANTISED, check_quantises, quantization_config
 from draftgauge.models.device import release_unused
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.spec import read_configuration
-from draftgauge.replaying.evaluate import task_masks
-from draftgauge.replaying.hindsight import hindsight_optimum
-from draftgauge.replaying.simulate import replay_fixed_all
 from draftgauge.traces.build import select
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.reader import read_trace

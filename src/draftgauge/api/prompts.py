@@ -23,11 +23,11 @@ from draftgauge.core.prompts import (
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.judging.positions import check_prompt_tokens
 from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import end_tokens
-from draftgauge.replaying.rows import check_prompt_tokens
 from draftgauge.traces.reader import read_trace, select_tasks
 
 BUNDLED = "reference:"

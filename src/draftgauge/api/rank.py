@@ -25,16 +25,16 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.source import LoadOptions, drafter_kind, drafts_alone
-from draftgauge.fitting.ranking import on_one_target, rank_rows
-from draftgauge.fitting.two_source import FITTED, fitted_to
+from draftgauge.judging.evaluate import ALL_TASKS, plain_seconds
+from draftgauge.judging.fitting.two_source import FITTED, fitted_to
+from draftgauge.judging.ranking import on_one_target, rank_rows
+from draftgauge.judging.replay import replay
+from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import check_engine, load_tokenizer
 from draftgauge.policies.registry import NO_DRAFT, make_policy
-from draftgauge.replaying.evaluate import ALL_TASKS, plain_seconds
-from draftgauge.replaying.simulate import replay
-from draftgauge.replaying.splits import MIN_PROMPTS, design_of
 from draftgauge.traces.build import conversations, select
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.engine_costs import read_costs
@@ -53,7 +53,7 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     in a folder of its own below ``out``, which the other verbs read too. Asked for again, it goes on where it stopped.
 
     Returns:
-        Rows as :func:`draftgauge.fitting.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
+        Rows as :func:`draftgauge.judging.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
         and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
         With ``live``, the rows of all prompts have ``live_ratio`` over plain decoding with ``_low`` and ``_high``,
         ``live_modelled``, the modelled ratio of these prompts, and ``live_mismatched_prompts``, whose output is not

@@ -11,15 +11,15 @@ from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.fitting.tuning import tune_rivals
+from draftgauge.judging.batch_rows import batch_rows
+from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design
+from draftgauge.judging.fitting.tuning import tune_rivals
+from draftgauge.judging.replay import can_replay
+from draftgauge.judging.verdict import verdict_of
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.registry import current_name, with_objects
 from draftgauge.policies.stored_texts import with_stored
-from draftgauge.replaying.batch_rows import batch_rows
-from draftgauge.replaying.evaluate import ALL_TASKS, evaluate_design
-from draftgauge.replaying.simulate import can_replay
-from draftgauge.replaying.verdict import verdict_of
 
 
 @verb(ReplayRequest)
@@ -31,14 +31,14 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
 
     Args:
         request: what to replay; by default the policies of every comparison, fitted ones in the run's folder, and
-            ``two-source`` as :func:`~draftgauge.fitting.two_source.replay_fitted` fits it, without a datastore.
+            ``two-source`` as :func:`~draftgauge.judging.fitting.two_source.replay_fitted` fits it, without a datastore.
         objects: policies of your own by name, beside the named ones, or alone where none is named. Every run gets a
             fresh copy.
 
     Returns:
-        Rows as :func:`draftgauge.replaying.evaluate.evaluate` describes; the recommended policy's row over all tasks
+        Rows as :func:`draftgauge.judging.evaluate.evaluate` describes; the recommended policy's row over all tasks
         also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``; where there are several
-        runs, ``run``. Of batches, as :func:`draftgauge.replaying.batch_rows.batch_rows` describes.
+        runs, ``run``. Of batches, as :func:`draftgauge.judging.batch_rows.batch_rows` describes.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.

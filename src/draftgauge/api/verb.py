@@ -45,7 +45,6 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
         own = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
 
         @wraps(function)
-        @sigterm_interrupts()
         def call(*arguments: Any, **keywords: Any) -> Any:
             further = {name: keywords.pop(name) for name in own if name in keywords}
             if "progress" in own and "progress" not in further:
@@ -57,7 +56,7 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
             request = arguments[0] if whole else make_request(request_class, arguments, keywords)
             pair = further.get("pair")
-            with in_turn(*(() if pair is None else pair.models)), watched_load():
+            with sigterm_interrupts(), in_turn(*(() if pair is None else pair.models)), watched_load():
                 given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
                 spelled = PYTHON_CALL.get("") or f"draftgauge.{function.__name__}({', '.join(given)})"
                 outer = PYTHON_CALL.set(spelled)

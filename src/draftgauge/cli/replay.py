@@ -35,7 +35,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
 
     rows = run(request)
     if request.batches:
-        from draftgauge.replaying.batch_rows import shown_rows
+        from draftgauge.judging.batch_rows import shown_rows
 
         show_table("The best fixed length by batch size, and other policies", shown_rows(rows), BATCH_COLUMNS)
         return rows
@@ -48,8 +48,8 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
 
 def _title(rows: list[dict[str, Any]]) -> str:
     """What the table is about: which prompts, and what gains are over."""
-    from draftgauge.replaying.evaluate import SAME_PROMPTS
-    from draftgauge.replaying.splits import EVERYTHING
+    from draftgauge.judging.evaluate import SAME_PROMPTS
+    from draftgauge.judging.splits import EVERYTHING
 
     by_choice: dict[tuple[str, str], dict[str, int]] = {}
     for row in rows:

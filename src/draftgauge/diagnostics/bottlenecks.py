@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.statistics.crossed import Counts, Floats, alpha_intervals, at_depths, difference
+from draftgauge.judging.statistics.crossed import Counts, Floats, alpha_intervals, at_depths, difference
 
 Row = dict[str, Any]
 MEASURES = ("query_kl", "uniform_kl")

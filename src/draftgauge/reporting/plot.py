@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib import pyplot
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.replaying.acceptance import acceptance_by_depth
-from draftgauge.replaying.evaluate import ALL_TASKS
+from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.reporting.style import LIGHT
 from draftgauge.traces.costs import CostCurve, run_costs
 from draftgauge.traces.reader import read_trace

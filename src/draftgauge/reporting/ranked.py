@@ -7,7 +7,7 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.printable import speed
-from draftgauge.replaying.evaluate import ALL_TASKS
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import Columns, decimals, ends, table_of
 from draftgauge.reporting.style import percent, ratio, signed

@@ -10,16 +10,16 @@ from typing import Any
 
 from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.fitting.two_source import FITTED
+from draftgauge.judging.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, evaluate_design
+from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.replay import Replay, can_replay, replay_fixed_all
+from draftgauge.judging.splits import Design
+from draftgauge.judging.verdict import Verdict, verdict_of
 from draftgauge.policies import POLICIES as REGISTERED
 from draftgauge.policies import describe_policy, make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
 from draftgauge.policies.registry import NO_DRAFT, current_name, fixed_length, fixed_name
-from draftgauge.replaying.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, evaluate_design
-from draftgauge.replaying.simulate import Replay, can_replay, replay_fixed_all
-from draftgauge.replaying.splits import Design
-from draftgauge.replaying.verdict import Verdict, verdict_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
@@ -46,7 +46,7 @@ class Run:
 
     Attributes:
         trace: the prompts judged on; ``split`` says which.
-        rows: by task and policy, as :func:`~draftgauge.replaying.evaluate.evaluate` has them, with
+        rows: by task and policy, as :func:`~draftgauge.judging.evaluate.evaluate` has them, with
             ``live_tokens_per_second``, ``live_ratio``, ``live_low``, ``live_high`` and ``mismatches`` of what was
             measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
             ``gamma_max`` is among them; 0 goes by the name "no-draft".

@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from draftgauge.fitting.two_source import FITTED
+from draftgauge.judging.batch_rows import batch_rows
+from draftgauge.judging.evaluate import plain_seconds
+from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.positions import context_lengths, sum_by_prompt
+from draftgauge.judging.replay import Replay, replay, replay_fixed_all, replay_lengths
+from draftgauge.judging.splits import EVERYTHING, Design
+from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, Interval, columns
+from draftgauge.judging.statistics.paired import ratio_interval
+from draftgauge.judging.verdict import LOOKUP as RULE
+from draftgauge.judging.verdict import Verdict, recommended, totals, verdict_of
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.replaying.batch_rows import batch_rows
-from draftgauge.replaying.evaluate import plain_seconds
-from draftgauge.replaying.rows import context_lengths, sum_by_prompt
-from draftgauge.replaying.simulate import Replay, replay, replay_fixed_all, replay_lengths
-from draftgauge.replaying.splits import EVERYTHING, Design
-from draftgauge.replaying.verdict import LOOKUP as RULE
-from draftgauge.replaying.verdict import Verdict, recommended, totals, verdict_of
 from draftgauge.serving.engines import LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
-from draftgauge.statistics.bootstrap import TEST_RESAMPLES, Interval, columns
-from draftgauge.statistics.paired import ratio_interval
 from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
@@ -44,7 +44,7 @@ def advise_settings(
     costs in the engine.
 
     The setting advised is the simplest that is level with the fastest, see
-    :func:`~draftgauge.replaying.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
+    :func:`~draftgauge.judging.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
     design's training prompts where it has any.
 
     Args:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftgauge.statistics.bootstrap import columns
-from draftgauge.statistics.crossed import Counts, Floats, interval
+from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.crossed import Counts, Floats, interval
 from draftgauge.studies.kvshot.cells import Variant
 
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ trained ``hidden`` and ``kv`` so.
 Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
 different positions for every drafter, and a drafter that rarely drafts deep does so where the text is easy.
 
-Seeds and prompts are crossed random effects (:mod:`draftgauge.statistics.effects`); p-values are two-sided and
+Seeds and prompts are crossed random effects (:mod:`draftgauge.judging.statistics.effects`); p-values are two-sided and
 Holm-corrected for all tests. A prediction is *supported* (its difference positive) or *contradicted* (negative) at a
 corrected p below 0.05 with an interval that excludes 0. Otherwise it is *undecided*, also where the study did not train
 the two drafters, where one of them is not shown to beat the control that reads nothing, and with fewer than five seeds.
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftgauge.statistics.crossed import Counts, Floats
-from draftgauge.statistics.effects import EffectTest, crossed_effects
-from draftgauge.statistics.paired import holm
+from draftgauge.judging.statistics.crossed import Counts, Floats
+from draftgauge.judging.statistics.effects import EffectTest, crossed_effects
+from draftgauge.judging.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, KV_DEEP, at_equal_width
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
+from draftgauge.judging.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
 from draftgauge.studies.speckv import predictors
 from draftgauge.studies.speckv.records import GAMMAS, Floats, Ints, Records, Rows
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.statistics.bootstrap import Comparison
-from draftgauge.statistics.paired import paired_gain, ratio_interval
+from draftgauge.judging.statistics.bootstrap import Comparison
+from draftgauge.judging.statistics.paired import paired_gain, ratio_interval
 from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, Rows, of_compression
 
 LONGEST, USUAL = max(GAMMAS), 4

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from draftgauge.statistics.bootstrap import Comparison
-from draftgauge.statistics.paired import paired_gain
+from draftgauge.judging.statistics.bootstrap import Comparison
+from draftgauge.judging.statistics.paired import paired_gain
 from draftgauge.studies.speckv import measured, predictors
 from draftgauge.studies.speckv.measured import Rows, in_percent
 from draftgauge.studies.speckv.paper import POLICIES, gammas_of

@@ -1,1 +1,0 @@
-"""Drafters in the formats of serving engines."""

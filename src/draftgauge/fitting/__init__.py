@@ -1,1 +1,0 @@
-"""Policies fitted and tuned on traces, and drafters ranked: numbers in, numbers out."""

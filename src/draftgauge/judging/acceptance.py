@@ -1,0 +1,58 @@
+"""Acceptance by depth: the chance that the token drafted at each depth is accepted, given that all before it were."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from draftgauge.judging.evaluate import Row, task_masks
+from draftgauge.judging.positions import prompt_of_rows, sum_by_prompt
+from draftgauge.judging.statistics.bootstrap import RESAMPLES
+from draftgauge.judging.statistics.paired import ratio_interval
+from draftgauge.traces.build import conversations
+from draftgauge.traces.sampled import path_chances
+from draftgauge.traces.trace import Trace
+
+
+def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row]:
+    """Conditional acceptance rates ``alpha_k`` of every task, and of all prompts together, over all positions of a
+    trace.
+
+    ``alpha_k`` is the share of accepted tokens among those drafted at depth ``k`` whose ``k - 1`` predecessors were
+    accepted. Tokens drafted past the end of the recorded output are left out: what the target would have said there is
+    not known.
+
+    Returns:
+        Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``rate`` with ``low`` and ``high`` (95%,
+        resampled by prompt, the turns of a conversation together; None where nothing reached that depth, the interval
+        also of one prompt) and ``positions``, how many did. In a trace of sampled decoding rates are means of chances,
+        and so many positions reach a depth on average.
+    """
+    conversation = conversations(trace)
+    number, count = conversation[prompt_of_rows(trace)], int(conversation.max()) + 1
+    reach, acceptance = map(np.nan_to_num, path_chances(trace))
+    both = reach * acceptance
+    reached = [sum_by_prompt(number, column, count) for column in reach.T]  # by depth, each [conversations]
+    accepted = [sum_by_prompt(number, column, count) for column in both.T]
+    rows: list[Row] = []
+    for task, mask in task_masks(trace):
+        chosen = np.unique(conversation[mask])
+        for depth, (above, below) in enumerate(zip(accepted, reached, strict=True), start=1):
+            rate, low, high = ratio_interval(above[chosen], below[chosen], resamples=resamples)
+            rows.append(
+                {
+                    "compression": trace.compression,
+                    "task": task,
+                    "depth": depth,
+                    "rate": _defined(rate),
+                    "low": _defined(low),
+                    "high": _defined(high),
+                    "positions": round(below[chosen].sum()),
+                }
+            )
+    return rows
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,1 @@
+"""Policies fitted and tuned on traces: numbers in, numbers out."""

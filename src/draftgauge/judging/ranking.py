@@ -1,0 +1,166 @@
+"""Drafters of one target, recorded over the same outputs, ranked by modelled speed at the best setting of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, plain_seconds, task_masks
+from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
+from draftgauge.judging.positions import sum_by_prompt
+from draftgauge.judging.replay import Replay, can_replay, replay, replay_lengths
+from draftgauge.judging.splits import design_of
+from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.paired import paired_gain, ratio_interval
+from draftgauge.judging.verdict import LOOKUP, is_level, recommended, totals
+from draftgauge.policies.registry import NO_DRAFT, compared_policies, fixed_name, make_policy
+from draftgauge.traces.build import conversations, select
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace
+
+CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
+LOOKUPS = (LOOKUP, "prompt_lookup")
+Mask = NDArray[np.bool_]
+
+
+class Ranked(NamedTuple):
+    """A drafter at its best setting on the prompts judged on."""
+
+    setting: str
+    trace: Trace
+    costs: CostCurve
+    of: Replay
+
+
+def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
+    """Drafters from the fastest to the slowest, plain decoding ("no-draft") among them.
+
+    The setting of each is the simplest that is level with its fastest
+    (:func:`~draftgauge.judging.verdict.recommended`): a fixed length, a rule with the numbers it is shipped with, or
+    ``two-source`` fitted to this drafter on other prompts than it is judged on.
+
+    Returns:
+        One row for each drafter and group of prompts (a ``task``, a range of ``context``, all): ``drafter``, ``rank``
+        by speed on all prompts, ``setting``; ``prompts``; ``tokens_per_second`` with ``_low`` and ``_high``;
+        ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted, and ``source_model`` of them the
+        drafter's; ``gain`` over the first with ``_low``, ``_high`` and ``p_value``, paired by prompt, and whether it is
+        ``level`` with it; ``gain_over_lookup`` with ``_low`` and ``_high`` where prompt lookup is one of the drafters;
+        ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``.
+        Intervals are 95%, resampled by prompt, the turns of a conversation together.
+    """
+    ranked = {name: _at_best(*of) for name, of in recorded.items()}
+    first = next(iter(ranked.values()))
+    nothing = replay_lengths(first.trace, np.zeros(first.trace.positions, np.int64), first.costs)
+    plain = replace(nothing, seconds=plain_seconds(first.trace, first.costs))
+    ranked[NO_DRAFT] = first._replace(setting="plain", of=plain)
+    order = sorted(ranked, key=lambda name: -ranked[name].of.tokens_per_second)
+    lookups = [ranked[name] for name in LOOKUPS if name in ranked]
+    over = {"gain": ranked[order[0]]} | ({"gain_over_lookup": lookups[0]} if lookups else {})
+    return [
+        _row(name, order.index(name) + 1, of, over, group, mask)
+        for name, of in ((name, ranked[name]) for name in order)
+        for group, mask in _groups(of.trace)
+    ]
+
+
+def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
+    """Costs of several drafters, measured one after the other, as if the target had run equally fast for all of them.
+
+    Its passes are the same whoever drafts. How they grow with the context is taken from the curve of most contexts, how
+    fast they are from the curve that other work disturbed least (the one of the shortest passes), and what a drafter
+    takes is scaled by how fast the target ran beside it.
+    """
+    verified = np.arange(1, min(curve.gamma_max for curve in curves.values()) + 2)
+
+    def of_target(curve: CostCurve, contexts: tuple[int, ...]) -> float:
+        return float(curve.verify_seconds(verified, np.array(contexts)[:, None]).sum())
+
+    widest = min(curves.values(), key=lambda curve: (-len(curve.contexts), of_target(curve, curve.contexts)))
+    paces = {name: of_target(c, c.contexts) / of_target(widest, c.contexts) for name, c in curves.items()}
+    pace, places = min(paces.values()), np.array(widest.contexts)[:, None]
+    verify = tuple(tuple(pace * seconds for seconds in row) for row in widest.verify)
+    scaled = {}
+    for name, curve in curves.items():
+        factor = pace / paces[name]
+        draft = factor * curve.draft_seconds(np.arange(curve.gamma_max + 1), places)
+        scaled[name] = replace(
+            curve,
+            contexts=widest.contexts,
+            verify=verify,
+            plain=tuple(pace * seconds for seconds in widest.plain),
+            draft=tuple(map(tuple, draft.tolist())),
+            catch_up=tuple(factor * seconds for seconds in curve.catch_up),
+            signals=factor * curve.signals,
+        )
+    return scaled
+
+
+def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
+    design = design_of(trace)
+    best = fixed_name(best_fixed_gamma(design.training, costs))
+    rules = [each for each in compared_policies() if each != LOOKUP]  # which is a drafter here
+    policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *rules)}
+    tried = {name: replay(design.trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
+    tried[NO_DRAFT] = replace(tried[NO_DRAFT], seconds=plain_seconds(design.trace, costs))
+    with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
+        tried[FITTED] = replay_fitted(design, costs)
+    setting = recommended(totals(tried, conversations(design.trace)), best)
+    return Ranked(setting, design.trace, costs, tried[setting])
+
+
+def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
+    """All prompts, then those of each task and of each range of lengths, where there are several."""
+    tasks = [(task, mask) for task, mask in task_masks(trace) if task != ALL_TASKS]
+    yield {"task": ALL_TASKS, "context": None}, np.ones(len(trace.prompts), np.bool_)
+    if len(tasks) > 1:
+        for task, mask in tasks:
+            yield {"task": task, "context": None}, mask
+    lengths = np.array([prompt.prompt_tokens for prompt in trace.prompts])
+    ranges = [(name, (lengths >= least) & (lengths < most)) for least, most, name in CONTEXTS]
+    ranges = [(name, mask) for name, mask in ranges if mask.any()]
+    if len(ranges) > 1:
+        for name, mask in ranges:
+            yield {"task": ALL_TASKS, "context": name}, mask
+
+
+def _row(
+    name: str, rank: int, of: Ranked, over: Mapping[str, Ranked], group: Mapping[str, str | None], mask: Mask
+) -> dict[str, Any]:
+    numbers = np.unique(conversations(of.trace)[mask], return_inverse=True)[1].reshape(-1)
+
+    def summed(values: NDArray[Any]) -> NDArray[np.float64]:
+        return sum_by_prompt(numbers, values[mask])
+
+    outcome = of.of
+    tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
+    gains = {
+        key: paired_gain(tokens, seconds, summed(than.of.committed), summed(than.of.seconds))
+        for key, than in over.items()
+    }
+    compared = {column: value for key, gain in gains.items() for column, value in columns(key, gain).items()}
+    depths = [] if name == NO_DRAFT else acceptance_by_depth(select(of.trace, mask), resamples=1)
+    alphas = {f"alpha_{row['depth']}": row["rate"] for row in depths if row["task"] == ALL_TASKS}
+    return {
+        "drafter": name,
+        "rank": rank,
+        **group,
+        "setting": of.setting,
+        "prompts": int(mask.sum()),
+        **columns("tokens_per_second", ratio_interval(tokens, seconds)),
+        "ratio_to_plain": float(plain_seconds(of.trace, of.costs)[mask].sum() / seconds.sum()),
+        "tokens_per_step": float(tokens.sum() / outcome.steps[mask].sum()),
+        "source_model": float((outcome.accepted - outcome.accepted_text)[mask].sum() / outcome.steps[mask].sum()),
+        **compared,
+        "p_value": gains["gain"].p_value,
+        "level": is_level(gains["gain"]),
+        "cost_ratio": None if name == NO_DRAFT else of.costs.cost_ratio(),
+        "cost_doubt": None if name == NO_DRAFT else of.costs.doubt() or None,
+        **alphas,
+    }

@@ -1,0 +1,199 @@
+"""Any policy run on a recorded trace, step by step as the live loop would, without a model.
+
+Greedy output does not depend on how far one drafts, and drafters start from the committed text at every step. So a
+dense trace holds the outcome of every step that any policy could take, and the replay is exact.
+
+A trace of sampled decoding holds chances in place of outcomes. There the replay is the mean over walks drawn from them,
+which estimates what decoding takes on average given the outputs; all policies walk by the same draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftgauge.core.errors import TraceError
+from draftgauge.core.signals import NO_SIGNALS, Reads
+from draftgauge.judging.asking import prompt_steps
+from draftgauge.judging.positions import check_prompt_tokens, context_lengths, draft_caps, signal_arrays, sum_by_prompt
+from draftgauge.policies.base import DropsLast, Extends, Policy, ReadsText, StatelessPolicy, reads_of
+from draftgauge.traces.build import remaining_rows
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.sampled import draws
+from draftgauge.traces.trace import Trace
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Every step of a replay in order, ``[S]`` each: its prompt's index, the output tokens committed before it, its
+    modelled seconds (NaN without a cost curve), and fields of :class:`~draftgauge.policies.base.Step`.
+    """
+
+    prompt: Ints
+    position: Ints
+    drafted: Ints
+    accepted: Ints
+    committed: Ints
+    seconds: Floats
+    appended: Ints
+    accepted_text: Ints
+    dropped: Ints
+
+    def rows(self, trace: Trace) -> Ints:
+        """``[S]`` the row of the trace that each step starts at."""
+        return trace.offsets[self.prompt] + self.position
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a policy did on a trace, by prompt (arrays ``[prompts]``, in the order of ``trace.prompts``) and in total.
+
+    Token counts are as in :class:`~draftgauge.policies.base.Step`, ``seconds`` modelled (NaN without a cost curve). On
+    a trace of sampled decoding these are means over walks, in float64, and ``record`` is the first.
+    """
+
+    steps: Ints | Floats
+    drafted: Ints | Floats
+    accepted: Ints | Floats
+    committed: Ints
+    seconds: Floats
+    record: StepRecord
+    appended: Ints
+    accepted_text: Ints
+    dropped: Ints
+
+    @property
+    def tokens_per_step(self) -> float:
+        return float(self.committed.sum() / self.steps.sum())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens over modelled seconds; NaN without a cost curve."""
+        return float(self.committed.sum() / self.seconds.sum())
+
+
+def can_replay(trace: Trace, policy: Policy) -> bool:
+    """Whether a trace says how a policy does: a sampled one lacks the chances of tokens looked up in the text."""
+    return trace.sampled is None or not isinstance(policy, Extends)
+
+
+def replay(trace: Trace, policy: Policy, costs: CostCurve | None = None) -> Replay:
+    """Run a policy over all prompts of a trace, in their order.
+
+    Args:
+        policy: reset before every prompt; give a new one, as some learn across prompts.
+    """
+    if not can_replay(trace, policy):
+        raise TraceError(
+            f"policy {type(policy).__name__} appends tokens that it looks up in the text, and a trace of sampled "
+            "decoding does not hold the target's chances of those: replay it on a greedy trace, or run it live"
+        )
+    if trace.sampled is not None:
+        return mean_of([_replay(walk, deepcopy(policy), costs, greedy=False) for walk in draws(trace)])
+    return _replay(trace, policy, costs, greedy=True)
+
+
+def _replay(trace: Trace, policy: Policy, costs: CostCurve | None, greedy: bool) -> Replay:
+    if isinstance(policy, StatelessPolicy) and not isinstance(policy, DropsLast | Extends):
+        reads = reads_of(policy)
+        return replay_lengths(trace, policy.lengths(signal_arrays(trace, reads)), costs, reads)
+    return replay_each(trace, [policy] * len(trace.prompts), costs, greedy)
+
+
+def replay_each(trace: Trace, policies: Sequence[Policy], costs: CostCurve | None, greedy: bool = True) -> Replay:
+    """Replay each prompt with a policy of its own, ``[prompts]``; all read the same signals."""
+    if isinstance(policies[0], ReadsText):
+        check_prompt_tokens(trace)
+    caps = draft_caps(trace)
+    steps = [step for n, policy in enumerate(policies) for step in prompt_steps(trace, n, caps, policy, greedy)]
+    return walked(trace, Walk.of(steps), costs, reads_of(policies[0]))
+
+
+def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Replay]:
+    """Entry ``g`` is the replay of drafting ``g`` tokens, 0 to ``gamma_max``."""
+    if trace.sampled is not None:
+        return [mean_of(of_draws) for of_draws in zip(*(replay_fixed_all(w, costs) for w in draws(trace)), strict=True)]
+    return [replay_lengths(trace, np.full(trace.positions, gamma), costs) for gamma in range(trace.gamma_max + 1)]
+
+
+def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, reads: Reads = NO_SIGNALS) -> Replay:
+    """Replay with the draft length wanted at every position, ``[positions]``, given beforehand; ``reads`` are the
+    signals that finding them takes."""
+    if trace.sampled is not None:
+        return mean_of([replay_lengths(walk, lengths, costs, reads) for walk in draws(trace)])
+    drafted = np.clip(lengths, 0, draft_caps(trace))
+    accepted = np.minimum(drafted, trace.accepted).astype(np.int64)
+    next_row = (np.arange(trace.positions) + np.minimum(accepted + 1, remaining_rows(trace.offsets))).tolist()
+    # A prompt's last step leads to the first row of the next prompt, so that one walk visits them all.
+    rows = []
+    row, end = 0, trace.positions
+    while row < end:
+        rows.append(row)
+        row = next_row[row]
+    visited = np.array(rows, np.int64)
+    none = np.zeros_like(visited)
+    return walked(trace, Walk(visited, drafted[visited], none, accepted[visited], none), costs, reads)
+
+
+def mean_of(outcomes: Sequence[Replay]) -> Replay:
+    names = ("steps", "drafted", "accepted", "seconds")
+    means: dict[str, Any] = {name: np.mean([getattr(outcome, name) for outcome in outcomes], axis=0) for name in names}
+    return replace(outcomes[0], **means)
+
+
+class Walk(NamedTuple):
+    """Steps in order, ``[S]`` each: the row that each starts at, and its tokens as in :class:`StepRecord`."""
+
+    rows: Ints
+    drafted: Ints
+    appended: Ints
+    accepted: Ints
+    dropped: Ints
+
+    @classmethod
+    def of(cls, steps: Sequence[tuple[int, int, int, int, int]]) -> Walk:
+        return cls(*np.array(steps, np.int64).reshape(-1, len(cls._fields)).T)
+
+
+def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, reads: Reads = NO_SIGNALS) -> Replay:
+    """The outcome of given steps of a policy that reads these signals."""
+    rows, drafted, appended, accepted, dropped = walk
+    prompt = np.searchsorted(trace.offsets, rows, side="right") - 1
+    position = rows - trace.offsets[prompt]
+    accepted_text = np.maximum(accepted - (drafted - dropped), 0)
+    committed = np.minimum(accepted + 1, trace.offsets[prompt + 1] - rows)
+    seconds = np.full(len(rows), np.nan)
+    if costs is not None:
+        seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], reads, appended - dropped)
+        seconds = seconds + costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
+    count = len(trace.prompts)
+    record = StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text, dropped)
+    names = ("drafted", "accepted", "committed", "appended", "accepted_text", "dropped")
+    tokens: dict[str, Any] = {n: sum_by_prompt(prompt, getattr(record, n), count).astype(np.int64) for n in names}
+    seconds = sum_by_prompt(prompt, seconds, count)
+    return Replay(steps=np.bincount(prompt, minlength=count), seconds=seconds, record=record, **tokens)
+
+
+def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> Ints:
+    """``[S]`` committed tokens that the drafter has to take in before each step; 1 at a prompt's first.
+
+    Args:
+        prompt: ``[S]`` of each step; the steps of a prompt are consecutive, in order.
+        drafted, accepted: ``[S]`` tokens, the accepted ones with those that were looked up in the text.
+    """
+    first, waiting = np.append(True, prompt[1:] != prompt[:-1]), []
+    backlog, most = 1, costs.backlog_max
+    left = costs.backlog_after(1, drafted, accepted)  # where the step drafted
+    for begins, gamma, taken, after in zip(*(a.tolist() for a in (first, drafted, accepted, left)), strict=True):
+        backlog = 1 if begins else backlog
+        waiting.append(backlog)
+        backlog = after if gamma else min(backlog + taken + 1, most)
+    return np.array(waiting, np.int64)

@@ -1,0 +1,173 @@
+"""The one recommendation of a recorded run: which setting, what it gains, and whether that is known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftgauge.judging.positions import sum_by_prompt
+from draftgauge.judging.replay import Replay
+from draftgauge.judging.settling import MORE, needed, with_longer_costs, with_more
+from draftgauge.judging.splits import MIN_PROMPTS
+from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES
+from draftgauge.judging.statistics.paired import Comparison, paired_gain
+from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
+from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
+
+LEVEL = 0.01  # policies whose speeds differ by less are level
+NOT_DRAFTING = (NO_DRAFT, "plain")
+LOOKUP = "lookup"
+
+Totals = tuple[ArrayLike, ArrayLike]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do with a pair on one machine or engine.
+
+    Attributes:
+        setting: the policy to use; ``no-draft`` or ``plain`` where drafting does not pay.
+        speedup, low, high: modelled speed over plain decoding with its 95% interval by prompt (None of one prompt); of
+            the fastest policy that drafts, ``drafting``, where the setting is not to draft.
+        prompts: how many this stands on; of a server's counters how many drafts, as ``unit`` says.
+        doubt: why the costs are not to be trusted; empty if they are.
+        command: that recorded the run, or decoded.
+        text_only: whether the setting takes no token of the draft model.
+        lookup: speed-up of looking tokens up alone (policy ``lookup``), where it was tried.
+        fastest, top: the policy of the highest speed-up, and that one, where it is not the setting.
+    """
+
+    setting: str
+    drafting: str
+    speedup: float
+    low: float | None
+    high: float | None
+    prompts: int
+    doubt: str = ""
+    command: str = ""
+    unit: str = "prompts"
+    live: bool = False
+    text_only: bool = False
+    lookup: float | None = None
+    fastest: str = ""
+    top: float = 0.0
+
+    @property
+    def speculate(self) -> bool:
+        return self.setting not in NOT_DRAFTING
+
+    @property
+    def unknown(self) -> str:
+        """Why this is not known yet, and the command that would settle it; empty if it is known."""
+        typed = self.command.startswith("draftgauge ")  # else Python's
+        if self.doubt:
+            again = f"To settle it, run `{with_longer_costs(self.command)}`" if typed else "What would settle it:"
+            costs = "" if typed else " costs measured anew (measure, cost_seconds 60)"
+            return f"the costs are not to be trusted, {self.doubt}. {again}{costs} with nothing else on the machine"
+        least, have, unit = MIN_PROMPTS, self.prompts, self.unit
+        if level := self.low is not None and self.high is not None and self.low <= 1 <= self.high:
+            least = max(least, needed(have, self.speedup, self.low or 0.0, self.high or 0.0))
+        if have < MIN_PROMPTS:
+            reason = f"{have} of at least {MIN_PROMPTS} {unit} are {'decoded' if self.live else 'recorded'}"
+        elif self.low is None or self.high is None:
+            reason, have, unit = "the prompts are turns of one conversation", 1, "conversations"
+        elif level and self.drafting:
+            reason = "the interval reaches both sides of plain decoding"
+        else:
+            return ""
+        if not typed:
+            return f"{reason}. What would settle it: about {least} {unit}"
+        again = with_more(self.command, have, least)
+        of_them = f", where {MORE} has as many" if MORE in again else ""
+        return f"{reason}. To settle it, {'decode' if self.live else 'record'} about {least} {unit}: `{again}`{of_them}"
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" (95%: {self.low:.2f}x to {self.high:.2f}x)"
+        how = "measured" if self.live else "modelled"
+        figure = f"{self.speedup:.2f}x plain decoding{interval}, {how} on {self.prompts} {self.unit}"
+        if self.speculate:
+            known = f"Draft with {self.setting}: {figure}."
+            if self.fastest.startswith(FIXED):
+                known += f" Of all lengths tried here {self.fastest} happens to be faster ({self.top:.2f}x)."
+            elif self.fastest:
+                known += f" It is level with the fastest, {self.fastest} ({self.top:.2f}x), and simpler."
+            if self.text_only:
+                known += " All that it proposes is looked up in the text; the draft model is not used."
+            if self.lookup is not None and self.setting != LOOKUP:
+                known += f" Without a draft model, the rule {LOOKUP} reaches {self.lookup:.2f}x."
+        elif self.drafting:
+            reaches = "reaches" if round(self.speedup, 2) < 1 else "is level with not drafting, at"
+            known = f"Do not draft: the fastest policy, {self.drafting}, {reaches} {figure}."
+        else:
+            known = "Do not draft: no policy that drafts was tried."
+        return f"Not known yet: {self.unknown}. So far: {known}" if self.unknown else known
+
+
+def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False) -> Verdict:
+    """The verdict on the rows of one run over all its prompts.
+
+    Args:
+        rows: with ``policy``, ``ratio_to_plain`` with ``_low`` and ``_high``, ``recommended`` and ``prompts``, as
+            :func:`~draftgauge.judging.evaluate.evaluate` makes them; ``cost_doubt`` where costs were modelled.
+        command, live: as of :class:`Verdict`.
+    """
+    chosen = next(row for row in rows if row["recommended"])
+    others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
+    fastest = max(others, key=lambda row: row["ratio_to_plain"], default=chosen)
+    shown = fastest if chosen["policy"] in NOT_DRAFTING else chosen
+    drafting = "" if shown["policy"] in NOT_DRAFTING else shown["policy"]
+    low, high = (shown.get(f"ratio_to_plain_{end}") for end in ("low", "high"))
+    if low is None or low != low or shown["prompts"] == 1:
+        low = high = None
+    return Verdict(
+        chosen["policy"],
+        drafting,
+        shown["ratio_to_plain"],
+        low,
+        high,
+        chosen["prompts"],
+        chosen.get("cost_doubt") or "",
+        command,
+        live=live,
+        text_only=bool(chosen.get("appended_per_step")) and not chosen.get("drafted_per_step"),
+        lookup=next((row["ratio_to_plain"] for row in rows if row["policy"] == LOOKUP), None),
+        fastest=fastest["policy"] if fastest["ratio_to_plain"] > chosen["ratio_to_plain"] else "",
+        top=fastest["ratio_to_plain"],
+    )
+
+
+def is_level(gain: Comparison) -> bool:
+    """Whether what gains this over another is level with it: -1% or more, or an interval that reaches 0."""
+    return gain.estimate >= -LEVEL or gain.high >= 0
+
+
+def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> dict[str, Totals]:
+    """Tokens and seconds of replays, summed by the conversation ``[prompts]`` of each prompt."""
+    return {
+        name: (sum_by_prompt(conversation, of.committed), sum_by_prompt(conversation, of.seconds))
+        for name, of in outcomes.items()
+    }
+
+
+def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
+    """The name of the simplest policy that is level with the fastest one (:func:`is_level`): of the fewest tuned or
+    fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`); of equals one with the numbers it is shipped
+    with, which needs no fit, then the faster one.
+
+    Args:
+        timed: tokens and seconds ``[conversations]`` of the same prompts, by the spec of the policy.
+        best_fixed: the best fixed length. The others are no candidates: of all lengths the one that happens to be
+            fastest on these prompts would be favoured.
+        resamples: of the intervals.
+    """
+    aside = [name for name in timed if name.startswith(FIXED) and name != best_fixed and best_fixed in timed]
+    candidates = {name: of for name, of in timed.items() if name not in aside}
+    speeds = {name: float(np.sum(tokens) / np.sum(seconds)) for name, (tokens, seconds) in candidates.items()}
+    fastest = candidates[max(speeds, key=speeds.__getitem__)]
+    level = [name for name, of in candidates.items() if is_level(paired_gain(*of, *fastest, resamples=resamples))]
+    numbers = {name: 0 if name in NOT_DRAFTING else complexity_of(name) for name in level}
+    return min(level, key=lambda name: (numbers[name], name.endswith((FITTED_SUFFIX, FITTED_HERE)), -speeds[name]))

@@ -1,0 +1,222 @@
+"""Table rows: their figures follow from the replays, their baselines are what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from curves import linear_costs
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design, plain_seconds
+from draftgauge.judging.hindsight import hindsight_optimum
+from draftgauge.judging.replay import replay, replay_fixed_all
+from draftgauge.judging.splits import Design, design_of
+from draftgauge.judging.statistics.paired import holm
+from draftgauge.judging.verdict import recommended
+from draftgauge.policies import fitted, make_policy
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.traces.build import select, take
+from draftgauge.traces.trace import Trace
+from synthetic import repeating_trace, synthetic_trace
+
+GAMMA_MAX = 6
+COSTS = linear_costs(GAMMA_MAX)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return synthetic_trace(21, prompts=24, length=60, gamma_max=GAMMA_MAX, compression="int8")
+
+
+@pytest.fixture(scope="module")
+def rows(trace: Trace) -> dict[tuple[str, str], Row]:
+    policies = {
+        spec: make_policy(spec, GAMMA_MAX) for spec in ("no-draft", "fixed:1", "hf-heuristic", "cumulative-confidence")
+    }
+    best = best_fixed_gamma(trace, COSTS)
+    outcomes = {"best": FixedLength(best), "hindsight": hindsight_optimum(trace, COSTS)}
+    return {(str(row["policy"]), str(row["task"])): row for row in evaluate(trace, COSTS, policies | outcomes)}
+
+
+def test_rows_hold_the_totals_of_the_replay(trace: Trace, rows: dict[tuple[str, str], Row]) -> None:
+    outcome = replay(trace, make_policy("hf-heuristic", GAMMA_MAX), COSTS)
+    row = rows["hf-heuristic", "all"]
+    assert row["prompts"] == 24
+    assert row["steps"] == outcome.steps.sum()
+    assert row["tokens"] == trace.positions
+    assert row["tokens_per_step"] == outcome.tokens_per_step
+    assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
+    assert row["acceptance_rate"] == outcome.accepted.sum() / outcome.drafted.sum()
+    assert row["ratio_to_plain"] == pytest.approx(plain_seconds(trace, COSTS).sum() / outcome.seconds.sum())
+    code = np.array([prompt.task == "code" for prompt in trace.prompts])
+    of_code = rows["hf-heuristic", "code"]
+    assert of_code["tokens"] == outcome.committed[code].sum()
+    assert of_code["tokens_per_second"] == pytest.approx(outcome.committed[code].sum() / outcome.seconds[code].sum())
+
+
+def test_gains_are_over_the_best_fixed_length(trace: Trace, rows: dict[tuple[str, str], Row]) -> None:
+    best = rows["best", "all"]
+    assert best["gain"] == 0
+    assert best["captured"] == pytest.approx(0, abs=1e-9)
+    bound = rows["hindsight", "all"]
+    assert bound["captured"] == pytest.approx(1)
+    assert bound["gain"] == pytest.approx(bound["tokens_per_second"] / best["tokens_per_second"] - 1)
+    assert bound["gain"] > 0.05
+    for policy in ("no-draft", "fixed:1", "hf-heuristic", "cumulative-confidence"):
+        row = rows[policy, "all"]
+        expected = row["tokens_per_second"] / best["tokens_per_second"] - 1
+        assert row["gain"] == pytest.approx(expected)
+        assert row["captured"] == pytest.approx(expected / bound["gain"])
+    speeds = [outcome.tokens_per_second for outcome in replay_fixed_all(trace, COSTS)]
+    assert best["best_fixed_gamma"] == int(np.argmax(speeds))
+
+
+def test_p_values_are_adjusted_within_a_task_for_what_is_compared(trace: Trace) -> None:
+    policies = {spec: make_policy(spec, GAMMA_MAX) for spec in ("fixed:1", "hf-heuristic", "cumulative-confidence")}
+    rows = evaluate(trace, COSTS, policies, compared=Compared(references=["fixed:1"]), split="test", resamples=500)
+    assert {row["split"] for row in rows} == {"test"}
+    for task in ("code", "all"):
+        fixed, *compared = [row for row in rows if row["task"] == task]
+        assert fixed["p_holm"] is None
+        assert [row["p_holm"] for row in compared] == pytest.approx(holm([row["p_value"] for row in compared]))
+
+
+def test_turns_of_a_conversation_are_drawn_together(trace: Trace) -> None:
+    """A conversation said twice is no second sample."""
+    once = select(trace, [prompt.index < 12 for prompt in trace.prompts])
+    twice = take(once, np.repeat(np.arange(12), 2))
+    numbered = tuple(replace(prompt, index=index) for index, prompt in enumerate(twice.prompts))
+    kept = ("gain", "gain_low", "gain_high", "p_value", "captured", "tokens_per_second_high")
+    found = []
+    for each in (once, replace(twice, prompts=numbered, turns=2), replace(twice, prompts=numbered)):
+        row = evaluate(each, COSTS, {"hf-heuristic": make_policy("hf-heuristic:persistent=false", GAMMA_MAX)})[-1]
+        found.append([row[name] for name in kept])
+        rates = acceptance_by_depth(each)[0]
+        found[-1] += [rates["rate"], rates["low"], rates["high"]]
+    assert found[1] == pytest.approx(found[0])
+    assert found[2][1] > found[0][1]
+
+
+def test_drafting_nothing_has_no_acceptance_rate(rows: dict[tuple[str, str], Row]) -> None:
+    row = rows["no-draft", "all"]
+    assert row["acceptance_rate"] is None
+    assert row["tokens_per_step"] == 1.0
+    assert row["drafted_per_step"] == 0.0
+
+
+def test_no_way_to_hindsight_no_share_of_it(trace: Trace) -> None:
+    hopeless = linear_costs(GAMMA_MAX, t_draft=10.0)
+    row = evaluate(trace, hopeless, {"no-draft": FixedLength(0)})[-1]
+    assert row["best_fixed_gamma"] == 0
+    assert row["captured"] is None
+
+
+def test_the_fixed_length_can_come_from_other_prompts(trace: Trace) -> None:
+    row = evaluate(trace, COSTS, {"fixed:1": FixedLength(1)}, compared=Compared(best_fixed=1))[-1]
+    assert (row["best_fixed_gamma"], row["gain"]) == (1, 0.0)
+    with pytest.raises(DraftgaugeError, match="0 to 6"):
+        evaluate(trace, COSTS, {}, compared=Compared(best_fixed=7))
+
+
+def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> None:
+    rows = {(row["task"], row["depth"]): row for row in acceptance_by_depth(trace)}
+    assert len(rows) == 5 * GAMMA_MAX
+    for task in ("code", "all"):
+        for depth in range(1, GAMMA_MAX + 1):
+            reached = accepted = 0
+            for i, prompt in enumerate(trace.prompts):
+                if task not in (prompt.task, "all"):
+                    continue
+                for row in range(trace.offsets[i], trace.offsets[i + 1]):
+                    inside = row + depth <= trace.offsets[i + 1] and trace.drafted[row] >= depth
+                    if inside and trace.accepted[row] >= depth - 1:
+                        reached += 1
+                        accepted += trace.draft_token[row, depth - 1] == trace.token[row + depth - 1]
+            found = rows[task, depth]
+            assert found["positions"] == reached
+            assert found["rate"] == pytest.approx(accepted / reached)
+            assert found["low"] <= found["rate"] <= found["high"]
+
+
+def test_rows_name_their_sources_and_both_bounds() -> None:
+    trace = repeating_trace(5, prompts=12, length=60, gamma_max=GAMMA_MAX, vocabulary=5)
+    design = Design("all", trace, None)
+    arms = {"lookup": make_policy("lookup:least=1,tokens=4", GAMMA_MAX), "model": make_policy("fixed:3", GAMMA_MAX)}
+    rows = {row["policy"]: row for row in evaluate_design(design, COSTS, arms) if row["task"] == "all"}
+    for name in arms:
+        outcome = replay(trace, make_policy({"lookup": "lookup:least=1,tokens=4", "model": "fixed:3"}[name], 6), COSTS)
+        accepted = outcome.accepted.sum() / outcome.steps.sum()
+        assert rows[name]["source_model"] + rows[name]["source_text"] == pytest.approx(accepted)
+        assert rows[name]["appended_per_step"] == outcome.appended.sum() / outcome.steps.sum()
+    assert rows["lookup"]["source_model"] == 0 < rows["lookup"]["source_text"]
+    assert rows["model"]["source_text"] == 0 < rows["model"]["source_model"]
+    assert 0 < rows["model"]["distinct_4grams"] < 1
+    assert rows["hindsight"]["captured"] == pytest.approx(1)
+    assert rows["hindsight"]["tokens_per_second"] <= rows["hindsight-two-sources"]["tokens_per_second"]
+    assert rows["hindsight-two-sources"]["p_holm"] is None
+    alone = evaluate_design(design, COSTS, {"model": make_policy("fixed:3", GAMMA_MAX)})
+    assert "hindsight-two-sources" not in {row["policy"] for row in alone}
+
+
+def test_baselines_are_always_there_and_gains_are_over_the_length_chosen_on_training_prompts() -> None:
+    design = design_of(synthetic_trace(4, prompts=36, length=50, gamma_max=GAMMA_MAX))
+    assert design.train is not None
+    arms = {name: make_policy(name, GAMMA_MAX) for name in ("hf-heuristic", "cumulative-confidence", "fixed:5")}
+    rows = {row["policy"]: row for row in evaluate_design(design, COSTS, arms) if row["task"] == "all"}
+    best = best_fixed_gamma(design.train, COSTS)
+    assert list(rows) == list(dict.fromkeys(["no-draft", f"fixed:{best}", *arms, "hindsight"]))
+    assert {(row["split"], row["best_fixed_gamma"], row["best_fixed_from"]) for row in rows.values()} == {
+        ("test", best, "train")
+    }
+    base = replay(design.trace, FixedLength(best), COSTS).tokens_per_second
+    outcome = replay(design.trace, make_policy("cumulative-confidence", GAMMA_MAX), COSTS)
+    assert rows["cumulative-confidence"]["gain"] == pytest.approx(outcome.tokens_per_second / base - 1)
+    tested = {name for name, row in rows.items() if row["p_holm"] is not None}
+    assert tested == {"hf-heuristic", "cumulative-confidence"}
+
+
+class LeavesOutTheLast(FixedLength):
+    """Drafts a fixed length, and leaves out the last token."""
+
+    def drops_last(self) -> bool:
+        return True
+
+
+def test_a_token_that_was_left_out_was_not_proposed(trace: Trace) -> None:
+    outcome = replay(trace, LeavesOutTheLast(4), COSTS)
+    assert outcome.dropped.sum() > 20
+    row = evaluate(trace, COSTS, {"leaves out": outcome})[-1]
+    assert row["acceptance_rate"] == outcome.accepted.sum() / (outcome.drafted - outcome.dropped).sum()
+    assert row["drafted_per_step"] == outcome.drafted.sum() / outcome.steps.sum()
+
+
+def test_the_simplest_policy_that_is_level_with_the_fastest_is_recommended(trace: Trace) -> None:
+    def chosen(*specs: str) -> str:
+        policies = {spec: make_policy(spec, GAMMA_MAX, COSTS) for spec in specs}
+        rows = evaluate(trace, COSTS, policies)
+        (name,) = {str(row["policy"]) for row in rows if row["recommended"]}
+        return name
+
+    near = "cumulative-confidence:threshold=0.3"
+    assert chosen(near, "stopping") == near  # level, or ahead
+    assert chosen("no-draft", near) == near  # nothing to tune, and far behind
+    assert chosen("fixed:1", "fixed:2", "fixed:3") == max(
+        ("fixed:1", "fixed:2", "fixed:3"),
+        key=lambda spec: replay(trace, make_policy(spec, GAMMA_MAX), COSTS).tokens_per_second,
+    )
+
+
+FITTED_FILE = str(Path(fitted.__file__).parent / "bundled" / "two-source.json")
+FROM_THE_SIMPLEST = ("no-draft", "fixed:2", "two-source", "two-source, fitted", "speckv", "mine")
+SIMPLER = [*pairwise(FROM_THE_SIMPLEST), ("two-source", FITTED_FILE), (FITTED_FILE, "speckv"), ("speckv", "away.json")]
+
+
+@pytest.mark.parametrize(("simpler", "faster"), SIMPLER)
+def test_of_two_that_are_level_the_simpler_is_recommended(simpler: str, faster: str) -> None:
+    tokens = np.full(9, 10.0)
+    assert recommended({faster: (tokens, 1.0 / tokens), simpler: (tokens, 1.005 / tokens)}, "fixed:2") == simpler

@@ -1,0 +1,209 @@
+"""The replay takes exactly the steps that a live loop takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asked import Asked
+from curves import linear_costs
+from draftgauge.core.signals import SignalName
+from draftgauge.judging.asking import prompt_steps
+from draftgauge.judging.positions import draft_caps
+from draftgauge.judging.replay import Replay, replay, replay_fixed_all
+from draftgauge.policies import Policy, Signal, Step, make_policy
+from draftgauge.policies.base import asks_after_each_token
+from draftgauge.policies.fixed import FixedLength
+from draftgauge.traces.build import make_trace
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.record import make_record
+from draftgauge.traces.trace import PromptInfo, Trace
+from synthetic import replay_steps, sampled_trace, synthetic_trace
+
+SPECS = ("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "hf-heuristic:persistent=false", "hf-confidence:0.6")
+SPECS += ("hf-confidence:adaptive=true", "cumulative-confidence:0.3")
+
+
+def simulated_live(trace: Trace, prompt: int, policy: Policy) -> list[tuple[int, int, int, int]]:
+    """A live loop over recorded tokens: drafts them one by one, compares each with the output, commits.
+
+    Returns (position, drafted, accepted, committed) of every step.
+    """
+    first, end = trace.offsets[prompt], trace.offsets[prompt + 1]
+    output = trace.token[first:end].tolist()
+    policy.reset()
+    committed_tokens: list[int] = []
+    steps = []
+    while len(committed_tokens) < len(output):
+        position = len(committed_tokens)
+        row = first + position
+        available = [token for token in trace.draft_token[row].tolist() if token >= 0]
+        limit = min(policy.limit(), trace.max_new_tokens - position - 1, len(available))
+        draft: list[int] = []
+        signals: list[Signal] = []
+        while len(draft) < limit:
+            depth = len(draft)
+            draft.append(available[depth])
+            shown = (float(column[row, depth]) for column in (trace.confidence, trace.entropy, trace.margin))
+            signals.append(Signal(depth + 1, *shown))
+            if asks_after_each_token(policy.reads) and len(draft) < limit and not policy.keep_drafting(signals[-1]):
+                break
+        accepted = 0
+        while (
+            accepted < len(draft)
+            and position + accepted < len(output)
+            and draft[accepted] == output[position + accepted]
+        ):
+            accepted += 1
+        new = output[position : position + accepted + 1]
+        committed_tokens += new
+        entropy = float(trace.target_entropy[row + len(new) - 1])
+        policy.observe(Step(len(draft), accepted, len(new), signals if policy.reads else (), entropy))
+        steps.append((position, len(draft), accepted, len(new)))
+    return steps
+
+
+def steps_of(outcome: Replay, prompt: int) -> list[tuple[int, int, int, int]]:
+    r = outcome.record
+    of_prompt = r.prompt == prompt
+    columns = [values[of_prompt].tolist() for values in (r.position, r.drafted, r.accepted, r.committed)]
+    return list(zip(*columns, strict=True))
+
+
+class TokenByToken(Asked):
+    """A policy with a note of all it was told: every signal."""
+
+    def __init__(self, inner: Policy) -> None:
+        super().__init__(inner)
+        self.reads = frozenset(SignalName)
+        self.asked: list[Signal] = []
+        self.told: list[Step] = []
+
+    def keep_drafting(self, signal: Signal) -> bool:
+        self.asked.append(signal)
+        return super().keep_drafting(signal)
+
+    def observe(self, step: Step) -> None:
+        self.told.append(step)
+        super().observe(step)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), length=st.integers(1, 30), gamma_max=st.integers(4, 8))
+def test_replay_takes_the_steps_of_a_live_loop(spec: str, seed: int, length: int, gamma_max: int) -> None:
+    trace = synthetic_trace(seed, prompts=4, length=length, gamma_max=gamma_max)
+    outcome = replay(trace, make_policy(spec, gamma_max))
+    live = make_policy(spec, gamma_max)
+    for prompt in range(len(trace.prompts)):
+        assert steps_of(outcome, prompt) == simulated_live(trace, prompt, live)
+
+
+def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> None:
+    trace = synthetic_trace(5, prompts=3, length=40, gamma_max=5)
+    policy = TokenByToken(make_policy("hf-confidence:0.5", 5))
+    record = replay(trace, policy).record
+    asked = iter(policy.asked)
+    for i, step in enumerate(policy.told):
+        row = trace.offsets[record.prompt[i]] + record.position[i]
+        done = (record.drafted[i], record.accepted[i], record.committed[i])
+        assert (step.drafted, step.accepted, step.committed) == done
+        assert [s.depth for s in step.signals] == list(range(1, step.drafted + 1))
+        assert [s.confidence for s in step.signals] == trace.confidence[row, : step.drafted].tolist()
+        assert [s.entropy for s in step.signals] == trace.entropy[row, : step.drafted].tolist()
+        assert [s.margin for s in step.signals] == trace.margin[row, : step.drafted].tolist()
+        assert step.target_entropy == trace.target_entropy[row + step.committed - 1]
+        most = min(5, trace.drafted[row], trace.max_new_tokens - record.position[i] - 1)
+        assert all(next(asked) == signal for signal in step.signals[: most - 1])
+    assert len(policy.told) == len(record.prompt)
+    assert next(asked, None) is None
+
+
+def hand_made_trace(accepted: list[int], finish: str = "length") -> Trace:
+    """One prompt of 100 tokens, drafts of 4 tokens everywhere."""
+    info = PromptInfo(0, "0", "code", "test", prompt_tokens=100, output_tokens=len(accepted), finish=finish)
+    drafts = [[0] * right + [1] * (4 - right) for right in accepted]
+    return make_trace([make_record(info, [0] * len(accepted), drafts, gamma_max=4)], len(accepted))
+
+
+def test_decisions_of_the_heuristic_by_hand() -> None:
+    trace = hand_made_trace([1, 0, 4, 3, 0, 4, 0, 0, 3, 2, 1, 0])
+    outcome = replay(trace, make_policy("hf-heuristic:start=2", 4))
+    assert steps_of(outcome, 0) == [
+        (0, 2, 1, 2),  # not full: 2 -> 1
+        (2, 1, 1, 2),  # full: 1 -> 3
+        (4, 3, 0, 1),  # 3 -> 2
+        (5, 2, 2, 3),  # full: 2 -> 4
+        (8, 3, 3, 4),  # room for 3 only
+    ]
+    assert outcome.tokens_per_step == 12 / 5
+
+
+def test_a_step_does_not_know_that_the_output_stops_early() -> None:
+    trace = replace(hand_made_trace([0, 3, 2, 1], finish="stop"), max_new_tokens=50)
+    outcome = replay(trace, FixedLength(4))
+    # The end token was drafted: no token of the target's own.
+    assert steps_of(outcome, 0) == [(0, 4, 0, 1), (1, 4, 3, 3)]
+
+
+def test_modelled_seconds_follow_length_and_context() -> None:
+    costs = linear_costs(4)
+    outcome = replay(hand_made_trace([0, 4, 0, 0, 0, 0, 0, 0]), FixedLength(2), costs)
+    drafted, contexts = [2, 2, 2, 2, 1, 0], [100, 101, 104, 105, 106, 107]
+    expected = [float(costs.step_seconds(g, c)) for g, c in zip(drafted, contexts, strict=True)]
+    assert outcome.record.drafted.tolist() == drafted
+    assert outcome.seconds[0] == pytest.approx(sum(expected), rel=1e-12)
+    assert outcome.tokens_per_second == pytest.approx(8 / sum(expected), rel=1e-12)
+
+
+def test_catching_up_is_charged_where_it_happens() -> None:
+    plain = linear_costs(4)
+    costs = replace(plain, catch_up=(0.0, 10.0, 200.0, 3000.0))
+    trace = hand_made_trace([2, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0])
+
+    def added(given: CostCurve, wanted: list[int]) -> list[float]:
+        rows = np.array([0, 3, 6, 7, 8, 10])
+        with_it, without = (replay_steps(trace, rows, np.array(wanted), curve).record for curve in (given, plain))
+        assert with_it.position.tolist() == rows.tolist()
+        return (with_it.seconds - without.seconds).round(6).tolist()
+
+    # Two accepted of two, two of three, nothing, nothing, one of one, then: one to take in, two, one, (two), three,
+    # two.
+    assert added(costs, [2, 3, 0, 0, 1, 1]) == [0.0, 10.0, 0.0, 0.0, 200.0, 10.0]
+    # A drafter that takes in all committed tokens anew: one, three, three after that and two idle steps (five, as
+    # four).
+    anew = replace(costs, keeps_drafted=False)
+    assert added(anew, [2, 3, 0, 0, 1, 1]) == [0.0, 200.0, 0.0, 0.0, 3000.0, 10.0]
+
+
+def test_without_costs_there_are_no_seconds() -> None:
+    outcome = replay(synthetic_trace(0, prompts=2, length=9, gamma_max=3), FixedLength(0))
+    assert np.isnan(outcome.seconds).all()
+    assert np.isnan(outcome.tokens_per_second)
+    assert outcome.tokens_per_step == 1.0
+
+
+def test_every_output_is_committed_whole_at_every_fixed_length() -> None:
+    trace = synthetic_trace(11, prompts=7, length=50, gamma_max=8)
+    outcomes = replay_fixed_all(trace)
+    for gamma, outcome in enumerate(outcomes):
+        assert outcome.committed.tolist() == [prompt.output_tokens for prompt in trace.prompts]
+        np.testing.assert_array_equal(outcome.steps, replay(trace, FixedLength(gamma)).steps)
+    totals = [int(outcome.steps.sum()) for outcome in outcomes]
+    assert totals[0] == trace.positions
+    assert max(totals[1:]) < totals[0]
+
+
+def test_a_limit_below_0_drafts_nothing() -> None:
+    """As in the live loop."""
+    for trace in (synthetic_trace(0, prompts=2, length=10, gamma_max=4), sampled_trace(0, 2, 10, 4)):
+        outcome = replay(trace, FixedLength(-1))
+        assert outcome.steps.sum() == trace.positions
+        assert outcome.drafted.sum() == 0
+    trace = synthetic_trace(0, prompts=2, length=10, gamma_max=4)
+    steps = list(prompt_steps(trace, 0, draft_caps(trace), FixedLength(-1), greedy=True))
+    assert len(steps) == 10
