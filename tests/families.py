@@ -29,11 +29,11 @@ from transformers.utils import logging
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.drafters.checkpoints.building import build_net
-from draftgauge.drafters.checkpoints.files import read_config
-from draftgauge.drafters.checkpoints.layouts import read_layout
-from draftgauge.drafters.checkpoints.live import CheckpointDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
+from draftgauge.drafters.formats.building import build_net
+from draftgauge.drafters.formats.files import read_config
+from draftgauge.drafters.formats.layouts import read_layout
+from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.rotation import ordered
@@ -141,8 +141,12 @@ def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
 
 def imported(kind: str) -> str:
     """EAGLE-3, DFlash and DSpark checkpoints on a target of this type and of their width."""
-    model = tiny_family(kind, sizes=FOR_FIXTURES)
-    target, expected = wrap(model), generated(model)
+    try:
+        model = tiny_family(kind, sizes=FOR_FIXTURES)
+        expected = generated(model)
+    except Exception:
+        return "not built at this width"
+    target = wrap(model)
     for name in FIXTURES:
         folder = ROOT / "tests" / "drafters" / "checkpoints" / name
         net = build_net(folder, read_layout(read_config(folder), name), target)

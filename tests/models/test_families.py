@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
@@ -18,9 +18,12 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.engines.lean_families import why_not_lean
 from draftgauge.models.loading import wrap
+from draftgauge.models.spec import cached_numbers
+from draftgauge.models.transformers_calls import cache_argument
 from draftgauge.policies.fixed import FixedLength
 from families import OUTCOMES, PAGE, outcome, page_with, read_outcomes, wrong
 from tiny import FAMILIES, tiny_model, tiny_multimodal, tokens
+from tiny_families import tiny_family
 
 SETTINGS = DecodingSettings(6)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -53,6 +56,15 @@ def test_the_table_in_the_docs_is_what_the_campaign_found() -> None:
     assert page == page_with(page, read_outcomes()), "python tests/families.py --write qwen3 writes it anew"
 
 
+@pytest.mark.parametrize(("kind", "layers"), [("gemma4_text", [2 * 2 * 16, 2 * 2 * 32] * 2), ("deepseek_v3", [32 + 8] * 4)])
+def test_what_a_token_takes_in_the_cache_is_summed_over_layers_of_several_widths(kind: str, layers: list[int]) -> None:
+    model = tiny_family(kind)
+    cache = DynamicCache(config=model.config)
+    model(torch.ones(1, 1, dtype=torch.long), use_cache=True, **cache_argument(model, cache))
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert cached_numbers(model.config) == sum(layers) == held
+
+
 @functools.cache
 def made(family: str) -> PreTrainedModel:
     options = {"model_type": family, "attention": "gqa"} | MORE.get(family, {})
@@ -80,7 +92,7 @@ def test_a_family_decodes_losslessly_on_every_engine(family: str) -> None:
         np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
 
 
-@pytest.mark.parametrize("family", ["openai-gpt", "rwkv", "bert", "bart", "xlstm", "xlm", "rembert", "xlnet"])
+@pytest.mark.parametrize("family", ["openai-gpt", "rwkv", "bert", "bart", "xlstm", "xlm", "rembert"])
 def test_a_family_that_does_not_decode_with_a_cache_is_refused(family: str) -> None:
     with pytest.raises(ModelError, match="does not decode with a cache of keys and values"):
         wrap(tiny_model(family))

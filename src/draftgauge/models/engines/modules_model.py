@@ -74,6 +74,8 @@ class ModulesModel:
         """Decode a few tokens at once and in two parts: many architectures take a cache and leave it empty, or let
         tokens see those behind them, and would give a wrong text without an error.
         """
+        if getattr(self.module.config.get_text_config(), "prefix_lm", False):
+            self._refuse("its prompt's tokens see those behind them")
         count = 2 * min(PROBED, self.spec.context // 2)
         tokens = torch.linspace(self.spec.vocabulary // 4, self.spec.vocabulary // 2, count, device=self.spec.device)
         first, second = tokens.long().chunk(2)
