@@ -89,6 +89,7 @@ lint: $(VENV)/.linters
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_structure.py
 	$(BIN)/python tools/check_prose.py
+	$(BIN)/python tools/make_stub.py --check
 
 types: $(VENV)/.linters
 	$(BIN)/mypy

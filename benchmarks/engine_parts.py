@@ -83,7 +83,7 @@ def measured(arms: Sequence[Arm], bench: Bench, label: str, over: Reference | No
 
 def lengths_with(lengths: Sequence[int], advice: Rows) -> list[str]:
     """Fixed lengths to try, the one advised among them."""
-    advised = next(row["setting"] for row in advice if row["advised"])
+    advised = next(row["policy"] for row in advice if row["recommended"])
     tried = [f"fixed:{length}" for length in lengths]
     return tried if advised in tried or not advised.startswith("fixed:") else [*tried, advised]
 
@@ -93,12 +93,12 @@ def tagged(rows: Rows, engine: str, advice: Rows) -> Rows:
     the fastest of all settings tried: in tokens per second over all prompts, as ``gain``, which is over one arm in all
     rows.
     """
-    by_setting = {row["setting"]: row for row in advice}
+    by_setting = {row["policy"]: row for row in advice}
     best = max(row["gain"] for row in rows)
     for row in rows:
         found = by_setting.get(row["policy"], {})
         row |= {"engine": engine, "cores": os.cpu_count(), "of_best": (1 + row["gain"]) / (1 + best)}
-        row |= {"advised": found.get("advised"), "expected": found.get("speedup")}
+        row |= {"advised": found.get("recommended"), "expected": found.get("ratio_to_plain")}
         sign = " (advised)" if row["advised"] else ""
         console.print(f"{engine} {row['policy']}: {row['ratio_to_plain']:.2f}x plain{sign}", highlight=False)
     return rows

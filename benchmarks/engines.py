@@ -73,7 +73,7 @@ def main() -> None:
 def gguf_pair(bench: Bench) -> Pair:
     """The bundled pair as GGUF files."""
     loading = LoadSpec(tokenizer=str(reference_path("target")))
-    return load_pair(PairSpec(target=str(bench.gguf("target")), draft=str(bench.gguf("draft")), loading=loading))
+    return load_pair(PairSpec(target=str(bench.gguf("target")), drafter=str(bench.gguf("draft")), loading=loading))
 
 
 def plain_rows(bench: Bench) -> Rows:
@@ -91,7 +91,10 @@ def gguf_rows(bench: Bench) -> Rows:
     """Settings of the gguf engine."""
     pair = gguf_pair(bench)
     run = bench.recorded(
-        "gguf-run", target=str(bench.gguf("target")), draft=str(bench.gguf("draft")), tokenizer=reference_path("target")
+        "gguf-run",
+        target=str(bench.gguf("target")),
+        drafter=str(bench.gguf("draft")),
+        tokenizer=reference_path("target"),
     )
     advice = advise(folder=run, engine="gguf", policies=("stopping",))
     costs = pair_costs(pair, CostSpec(), LONGEST)
@@ -114,7 +117,7 @@ def generate_rows(bench: Bench) -> Rows:
     advice = advise(folder=bench.recorded("lean-run"), engine="transformers", policies=("stopping",))
     policies = ["stopping", *lengths_with(SPECULATIVE_LENGTHS, advice)]
     arms += [_speculative(pair, policy, bench) for policy in policies]
-    named = [row if row["setting"] == PLAIN else row | {"setting": _named(row["setting"])} for row in advice]
+    named = [row if row["policy"] == PLAIN else row | {"policy": _named(row["policy"])} for row in advice]
     return tagged(measured(arms, bench, "generate"), "transformers", named)
 
 

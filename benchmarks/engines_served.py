@@ -56,7 +56,7 @@ def llama_rows(bench: Bench) -> Rows:
         alone = timed_arm("draft", "llama-server", started(model="draft"), bench)
         costs_of_arms("llama-server", timed, alone).save(costs)
         advice = advise(folder=bench.recorded("lean-run"), engine="llama-server", costs=costs)
-        advised = next(row["setting"] for row in advice if row["advised"])
+        advised = next(row["policy"] for row in advice if row["recommended"])
         for setting in (*map(fixed, LLAMA_LENGTHS), *P_MINS, advised):
             if setting not in urls:
                 urls[setting] = started(*llama_options(bench, setting))
@@ -70,7 +70,7 @@ def vllm_rows(bench: Bench) -> Rows:
     The server without speculation and the one under ``stopping`` run beside all others; ``gain`` is over the latter.
     """
     draft, costs = str(reference_path("draft")), bench.place / "vllm-costs.json"
-    probe = ours("vllm_costs.CostProbe", draft=draft, costs_out=str(costs))
+    probe = ours("vllm_costs.CostProbe", drafter=draft, costs_out=str(costs))
     with together({"plain": (), "probe": probe}) as urls:
         plain = seconds_a_step(timed_arm("plain", "vllm", urls["plain"], bench))
         once = len(bench.training) * bench.max_new_tokens
@@ -79,7 +79,7 @@ def vllm_rows(bench: Bench) -> Rows:
     assert probed is not None
     replace(probed, plain=(sorted(plain)[len(plain) // 2], *probed.plain[1:])).save(costs)
     advice = advise(folder=bench.recorded("lean-run"), engine="vllm", costs=costs, policies=(STOPPING,))
-    policy = {"draft": draft, "costs": str(costs)}
+    policy = {"drafter": draft, "costs": str(costs)}
     always = {"plain": (), STOPPING: ours("vllm.Proposer", policy=STOPPING, **policy)}
     others = {f"draft_model:{length}": own(draft, length) for length in VLLM_OWN_LENGTHS}
     for setting in lengths_with(VLLM_LENGTHS, advice):

@@ -33,9 +33,9 @@ from draftgauge.core.rendering import Rendering
 from draftgauge.judging.evaluate import best_fixed_gamma, evaluate_design
 from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.replay import replay_fixed_all
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import Design, splits_of
 from draftgauge.judging.statistics.bootstrap import columns
-from draftgauge.judging.statistics.paired import paired_gain
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.vocabulary import end_tokens
@@ -163,9 +163,9 @@ def record(args: argparse.Namespace, compression: str) -> None:
 def pair_of(models: Path, compression: str) -> dict[str, Any]:
     """How ``profile`` and ``bench`` load the pair."""
     if compression in GGUF:
-        files = {"target": f"{TARGET}{GGUF[compression]}", "draft": f"{DRAFT}{GGUF[compression]}"}
+        files = {"target": f"{TARGET}{GGUF[compression]}", "drafter": f"{DRAFT}{GGUF[compression]}"}
         return {name: str(models / file) for name, file in files.items()} | {"engine": "gguf-fast"}
-    return {"target": str(models / TARGET), "draft": str(models / DRAFT), "compression": (compression,)}
+    return {"target": str(models / TARGET), "drafter": str(models / DRAFT), "compression": (compression,)}
 
 
 def recorded_runs(folder: Path) -> dict[str, tuple[Trace, CostCurve]]:
@@ -312,8 +312,8 @@ def over_bf16(trace: Trace, bf16: Trace, gamma: int = 4) -> dict[str, Any]:
         own = select(each, [prompt.identifier in same for prompt in each.prompts])
         replayed = replay_fixed_all(own)[gamma]
         order = np.argsort([prompt.identifier for prompt in own.prompts])
-        fixed += [replayed.committed[order], replayed.steps[order]]
-    gain = columns("gain", paired_gain(*fixed))
+        fixed.append(Speed(replayed.committed[order], replayed.steps[order]))
+    gain = columns("gain", fixed[0].over(fixed[1]).gain)
     return {"question": "over bf16", "gamma": gamma, "prompts": len(same), **gain}
 
 

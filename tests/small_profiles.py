@@ -25,7 +25,7 @@ def save_models(folder: Path, splits: Sequence[str] = ("",) * PROMPTS) -> dict[s
         for n, split in enumerate(splits)
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return {"target": target, "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+    return {"target": target, "drafter": folder / "draft", "prompts": folder / "prompts.jsonl"}
 
 
 def record(models: dict[str, Any], out: Path, **options: Any) -> Trace:

@@ -76,9 +76,9 @@ def test_both_work_in_every_verb(added: list[str], tmp_path: Path) -> None:
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt {n}", "task": "a"}) for n in range(2)))
     target = save_tiny(tmp_path / "target")
     pair = load_pair(target, drafter=DRAFTER, device="cpu")
-    plain, _ = generate(pair, "hello", "plain", max_new_tokens=12)
-    text, how = generate(pair, "hello", f"{POLICY}:tokens=3", max_new_tokens=12)
-    assert text == plain
+    plain = generate(pair, "hello", "plain", max_new_tokens=12)
+    how = generate(pair, "hello", f"{POLICY}:tokens=3", max_new_tokens=12)
+    assert how.text == plain.text
     assert [step.drafted for step in how.steps[:4]] == [3, 0, 3, 0]
     common: dict[str, Any] = {"target": target, "prompts": prompts, "max_new_tokens": 8, "device": "cpu"}
     run = tmp_path / "run"

@@ -37,7 +37,7 @@ def pooled(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
-    models = ("--target", save_tiny(tmp_path / "target"), "--draft", save_noisy(tmp_path / "draft"))
+    models = ("--target", save_tiny(tmp_path / "target"), "--drafter", save_noisy(tmp_path / "draft"))
     run, json_of = tmp_path / "run", {verb: tmp_path / f"{verb}.json" for verb in ("replay", "advise", "bench")}
     small = ("--gamma-max", 3, "--max-new-tokens", 8, "--cost-seconds", 0, "--device", "cpu")
     asked = ("profile", *models, "--prompts", prompt_file(tmp_path / "prompts.jsonl"), "--out", run, *small)
@@ -66,18 +66,18 @@ def test_twelve_prompts_have_one_verdict_in_every_verb(tmp_path: Path, monkeypat
     assert re.match(r"(Draft with|Do not draft).*modelled on 12 prompts", modelled)
     assert said["replay"].strip().endswith(modelled)
 
-    (advised,) = [row for row in written["advise"] if row["advised"]]
+    (advised,) = [row for row in written["advise"] if row["recommended"]]
     assert advised["verdict"] == modelled
     assert modelled in said["advise"]
     assert dg.replay(run).verdict == modelled
-    assert {row["verdict"] for row in dg.advise(run) if row["advised"]} == {modelled}
+    assert {row["verdict"] for row in dg.advise(run) if row["recommended"]} == {modelled}
     assert f"wrote {run / 'report.html'}" in ran("report", run, "--bench", json_of["bench"]).replace("\n", "")
     page = (run / "report.html").read_text()
     assert modelled in page
     assert modelled in dg.report(run).read_text()
     figure = re.search(r'class="figure">\s*([\d.]+)', page)
     assert figure is not None
-    assert figure[1] == f"{advised['speedup'] if advised['setting'] != 'plain' else 1:.2f}"
+    assert figure[1] == f"{advised['ratio_to_plain'] if advised['policy'] != 'plain' else 1:.2f}"
 
     live = pooled(written["bench"])
     (verdict,) = [row["verdict"] for row in live.values() if "verdict" in row]

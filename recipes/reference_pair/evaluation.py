@@ -66,7 +66,7 @@ def evaluate_pair(
     with tempfile.TemporaryDirectory() as scratch:
         for name in DRAFT_SHAPES:
             run = Path(scratch) / name
-            spec = PairSpec(target=str(folder / "target"), draft=str(folder / name))
+            spec = PairSpec(target=str(folder / "target"), drafter=str(folder / name))
             pair = load_pair(spec)
             asked = ProfileRequest(
                 out=run,

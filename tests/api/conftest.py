@@ -19,7 +19,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(models: dict[str, Any]) -> Pair:
-    return load_pair(models["target"], models["draft"], device="cpu")
+    return load_pair(models["target"], models["drafter"], device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def advised(arguments: list[str], out: Path) -> tuple[list[dict[str, Any]], dict
     """All rows, the advised one, which is empty where none is, and the page."""
     result = succeeds("advise", *arguments, "--json", str(out))
     rows = rows_of(out)
-    chosen = [row for row in rows if row["advised"]]
+    chosen = [row for row in rows if row["recommended"]]
     assert len(chosen) <= 1
     return rows, chosen[0] if chosen else {}, result.stdout
 
@@ -69,9 +69,9 @@ def advised(arguments: list[str], out: Path) -> tuple[list[dict[str, Any]], dict
 def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None:
     for engine in ("draftgauge", "transformers"):
         rows, best, shown = advised([str(run), "--engine", engine], tmp_path / "rows.json")
-        assert {"engine", "setting", "speedup", "low", "high", "advised"} <= set(rows[0])
+        assert {"engine", "policy", "ratio_to_plain", "ratio_to_plain_low", "recommended"} <= set(rows[0])
         fixed = [f"fixed:{length}" for length in range(1, GAMMA_MAX + 1)]
-        assert [row["setting"] for row in rows[: GAMMA_MAX + 1]] == ["plain", *fixed]
+        assert [row["policy"] for row in rows[: GAMMA_MAX + 1]] == ["plain", *fixed]
         assert best["flags"] in shown
         assert best["verdict"] in shown
 
@@ -90,7 +90,7 @@ def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Pa
 
 def test_one_prompt_settles_nothing_and_has_no_interval(tmp_path: Path) -> None:
     _, best, shown = advised([str(write_run(tmp_path / "one", 1))], tmp_path / "rows.json")
-    assert (best["low"], best["high"], best["known"]) == (None, None, False)
+    assert (best["ratio_to_plain_low"], best["ratio_to_plain_high"], best["known"]) == (None, None, False)
     assert "Not known yet: 1 of at least 8 prompts" in shown
     assert "plain decoding, " in shown
 
@@ -119,8 +119,8 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     for verb in ("advise", "replay", "report", "fit"):
         monkeypatch.setattr(f"draftgauge.api.{verb}.read_run", lambda *_: (trace, costs))
     rows, best, _ = advised([str(run)], tmp_path / "rows.json")
-    speeds = {row["setting"]: row["speedup"] for row in rows}
-    assert best["setting"] == FITTED
+    speeds = {row["policy"]: row["ratio_to_plain"] for row in rows}
+    assert best["policy"] == FITTED
     assert speeds[FITTED] > 1.05 * max(speed for setting, speed in speeds.items() if setting != FITTED)
     replayed = succeeds("replay", str(run)).stdout
     assert best["verdict"] in replayed
@@ -140,7 +140,7 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     assert f"--tasks {trace.prompts[0].task}" in best["flags"]
     for policy, use in (("two-source.json", "--policy two-source.json"), ("lookup", "--drafter prompt_lookup ")):
         named, best, _ = advised([str(run), "--policy", policy, "--split", "all"], tmp_path / "rows.json")
-        assert FITTED not in {row["setting"] for row in named}  # beside what is named nothing is fitted
+        assert FITTED not in {row["policy"] for row in named}  # beside what is named nothing is fitted
         assert use in best["flags"]
 
 
@@ -150,10 +150,10 @@ def test_costs_of_shorter_drafts_than_were_recorded_shorten_what_is_advised(run:
     path = costs_of(tmp_path / "costs.json", "vllm", 0.001, longest=3, drafted_by="draftgauge")
     with pytest.warns(UserWarning, match="rule.json was not fitted for drafts of up to 3, as priced: not tried"):
         rows = advise(copied, engine="vllm", costs=path)
-    (best,) = [row for row in rows if row["advised"]]
-    assert best["setting"] == "cumulative-confidence"
+    (best,) = [row for row in rows if row["recommended"]]
+    assert best["policy"] == "cumulative-confidence"
     assert '"num_speculative_tokens": 3' in best["flags"]
-    assert not any("rule.json" in row["setting"] for row in rows)
+    assert not any("rule.json" in row["policy"] for row in rows)
     short = replace(load_fitted(copied / "rule.json"), gamma_max=3)
     save_fitted(short, copied / "rule.json")  # of no use for the run's own drafts, and none is asked for
     assert not any("rule.json" in row["policy"] for row in replay(copied))
@@ -164,10 +164,10 @@ def test_costs_of_an_engine_decide(run: Path, tmp_path: Path) -> None:
     cheap = costs_of(tmp_path / "cheap.json", "llama-server", 0.0005)
     expensive = costs_of(tmp_path / "expensive.json", "llama-server", 0.02)
     _, best, shown = advised([str(run), "-e", "llama-server", "--costs", str(cheap)], tmp_path / "rows.json")
-    assert best["setting"] != "plain"
+    assert best["policy"] != "plain"
     assert "--spec-draft-n-max" in shown
     _, best, shown = advised([str(run), "-e", "llama-server", "--costs", str(expensive)], tmp_path / "rows.json")
-    assert best["setting"] == "plain"
+    assert best["policy"] == "plain"
     assert "Do not draft" in shown
 
 
@@ -184,7 +184,7 @@ def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
         rows, best, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
     assert not best
     assert [row["pays_below"] for row in rows] == pytest.approx([1, 1.6, 1.95, 2.1])
-    assert all(row["speedup"] is None for row in rows)
+    assert all(row["ratio_to_plain"] is None for row in rows)
     assert "--costs" in shown
 
 
@@ -194,9 +194,9 @@ def test_a_server_with_costs_is_advised(tmp_path: Path) -> None:
         rows, best, _ = advised(["-e", "vllm", "--url", url, "--costs", str(costs)], tmp_path / "rows.json")
     steps = [0.01 + 0.0025 * k for k in range(4)]
     expected = [1, *(tokens * 0.01 / step for tokens, step in zip((1.6, 1.95, 2.1), steps[1:], strict=True))]
-    assert [row["speedup"] for row in rows] == pytest.approx(expected)
-    assert best["setting"] == f"fixed:{expected.index(max(expected))}"
-    assert best["low"] < best["speedup"] < best["high"]
+    assert [row["ratio_to_plain"] for row in rows] == pytest.approx(expected)
+    assert best["policy"] == f"fixed:{expected.index(max(expected))}"
+    assert best["ratio_to_plain_low"] < best["ratio_to_plain"] < best["ratio_to_plain_high"]
 
 
 def test_a_run_beside_its_server(run: Path, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_answers_of_vllm_are_advised_on(tmp_path: Path) -> None:
     answers, costs = answers_file(tmp_path / "answers.jsonl"), costs_of(tmp_path / "costs.json", "vllm", 0.001)
     rows, best, _ = advised(["-e", "vllm", "--requests", str(answers), "--costs", str(costs)], tmp_path / "rows.json")
     assert best["drawn"] == 0
-    four = next(row for row in rows if row["setting"] == "fixed:4")
+    four = next(row for row in rows if row["policy"] == "fixed:4")
     assert four["tokens_per_step"] == pytest.approx(17 / 6)
 
 
@@ -299,7 +299,7 @@ def test_a_server_that_had_better_not_speculate_is_told_so_without_flags(tmp_pat
     costs = costs_of(tmp_path / "costs.json", "vllm", 0.5)
     answers = answers_file(tmp_path / "answers.jsonl")
     _, best, shown = advised(["-e", "vllm", "--requests", str(answers), "--costs", str(costs)], tmp_path / "rows.json")
-    assert (best["setting"], best["flags"]) == ("plain", "")
+    assert (best["policy"], best["flags"]) == ("plain", "")
     assert "Start the server without its options for speculation." in shown
 
 

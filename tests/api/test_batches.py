@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {"gamma_max": 2, "max_new_tokens": 8, "cost_seconds": 0}
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     models = save_models(tmp_path_factory.mktemp("models"), [""] * 4)
-    save_tiny(models["draft"])  # accepted wherever it drafts
+    save_tiny(models["drafter"])  # accepted wherever it drafts
     return models
 
 
@@ -102,7 +102,7 @@ def test_advice_at_a_batch_says_whether_adaptive_verification_pays(run: Path) ->
     at_once = {row["policy"]: row for row in at_once}
     whole = at_once["fixed:2"]["tokens_per_step"]  # where verifying is flat nothing is left out
     assert at_once["confidence-scheduled"]["tokens_per_step"] == pytest.approx(whole, rel=0.02)
-    advised = next(row for row in advise(run, batch=3) if row["advised"])["at_batch"]
+    advised = next(row for row in advise(run, batch=3) if row["recommended"])["at_batch"]
     best = next(row for row in rows if row["best"])
     assert (best["gain"], best["gain_low"], best["gain_high"]) == (0, 0, 0)
     for row in (row for row in rows if row["gamma"] is None):
@@ -232,7 +232,7 @@ def test_single_costs_are_kept_where_batches_fail(
 
 
 def test_caches_on_one_device_must_fit_together(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = load_pair(PairSpec(target=str(models["target"]), draft=str(models["draft"])))
+    pair = load_pair(PairSpec(target=str(models["target"]), drafter=str(models["drafter"])))
     target, _ = batch_models(pair)
     config = target.module.config
     one = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * 3 * 20
@@ -255,7 +255,7 @@ def test_what_cannot_be_measured_or_replayed(
         assert not out.exists()
 
     refused(DraftgaugeError, "run on the engines lean and static", batches=(2,), engine="modules")
-    refused(DraftgaugeError, "prompt_lookup drafts here", batches=(2,), draft=None, drafter="prompt_lookup")
+    refused(DraftgaugeError, "prompt_lookup drafts here", batches=(2,), drafter="prompt_lookup")
     refused(DraftgaugeError, "at least 1 and each once", batches=(2, 2))
     with monkeypatch.context() as patch:
         patch.setattr(static_rows, "free_bytes", lambda device: 10_000)

@@ -48,7 +48,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         {"messages": [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]},
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return {"target": folder / "target", "draft": folder / "draft", "prompts": folder / "prompts.jsonl"}
+    return {"target": folder / "target", "drafter": folder / "draft", "prompts": folder / "prompts.jsonl"}
 
 
 def record(pair: dict[str, Any], out: Path, **options: Any) -> tuple[Manifest, Path]:
@@ -139,10 +139,10 @@ def test_a_conversation_without_room_is_refused_or_left_out(pair: dict[str, Any]
 
 
 def test_generate_renders_as_asked(pair: dict[str, Any]) -> None:
-    models = {name: pair[name] for name in ("target", "draft")}
+    models = {name: pair[name] for name in ("target", "drafter")}
     asked: dict[str, Any] = {"max_new_tokens": 4, "policy": "plain", **models}
-    text, _ = generate("hi", chat_template_args='{"enable_thinking": false}', system="s", **asked)
-    assert text == generate("<s>s<u>hi<a>[]", chat=False, **asked)[0]
+    text = generate("hi", chat_template_args='{"enable_thinking": false}', system="s", **asked).text
+    assert text == generate("<s>s<u>hi<a>[]", chat=False, **asked).text
     with pytest.raises(PromptError, match="plain text takes no system"):
         generate("hi", chat=False, system="s", **asked)
 

@@ -127,7 +127,7 @@ def test_generate_refuses_a_datastore_of_another_tokenizer(run: Path, pair: Pair
 def test_bench_looks_in_it_adds_nothing_and_refuses_its_own_prompts(pair: Pair, tmp_path: Path) -> None:
     path, prompts = tmp_path / "store.parquet", tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": words}) + "\n" for words in ("one two three", "four five six")))
-    models = {"target": pair.target_name, "draft": pair.draft_name, "device": "cpu"}
+    models = {"target": pair.target_name, "drafter": pair.draft_name, "device": "cpu"}
     options = models | {"prompts": prompts, "max_new_tokens": 12, "rounds": 1, "baselines": False}
     package.generate(pair, "another one", policy="lookup", max_new_tokens=12, datastore=path)
     before = path.read_bytes()

@@ -63,7 +63,7 @@ def test_the_demo_gives_the_process_its_threads_back(monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], tmp_path: Path) -> None:
-    models = [f"--{name}={inputs[name]}" for name in ("target", "draft", "prompts")]
+    models = [f"--{name}={inputs[name]}" for name in ("target", "drafter", "prompts")]
     lengths = ["--gamma-max=2", "--max-new-tokens=4"]
     out = tmp_path / "demo"
     arguments = ["demo", f"--out={out}", "--compression=uncompressed,bf16", *models, *lengths]
@@ -79,7 +79,7 @@ def test_bench_refuses_what_was_not_recorded(inputs: dict[str, Path], tmp_path: 
     run = recorded(inputs, tmp_path / "run")
     with pytest.raises(DraftgaugeError, match="rounds"):
         bench(run, ["no-draft"], rounds=0, device="cpu")
-    save_tiny(inputs["draft"], "qwen3", num_hidden_layers=1, seed=5)
+    save_tiny(inputs["drafter"], "qwen3", num_hidden_layers=1, seed=5)
     with pytest.raises(TraceError, match="not the model that this trace was recorded with"):
         bench(run, ["no-draft"], device="cpu")
 

@@ -49,9 +49,9 @@ def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.mark.parametrize("policy", EVERY)
 def test_generate(pair: Pair, policy: str) -> None:
-    plain, _ = generate(pair, "hello", policy="plain", max_new_tokens=8)
-    text, how = generate(pair, "hello", policy=policy, max_new_tokens=8, **QUICK)
-    assert text == plain
+    plain = generate(pair, "hello", policy="plain", max_new_tokens=8)
+    how = generate(pair, "hello", policy=policy, max_new_tokens=8, **QUICK)
+    assert how.text == plain.text
     assert max(step.drafted for step in how.steps) <= GAMMA_MAX
 
 
@@ -87,7 +87,7 @@ def test_replay(run: Path) -> None:
 
 def test_advise_and_report(run: Path, tmp_path: Path) -> None:
     named = tuple(policy for policy in EVERY if policy not in ("no-draft", "fixed:0"))
-    settings = {row["setting"] for row in advise(run, policies=named)}
+    settings = {row["policy"] for row in advise(run, policies=named)}
     assert settings >= set(named) - {"no-draft"}
     written = write_run(tmp_path / "written", 40)  # enough to be divided
     page = report(written, policies=named, out=tmp_path / "new" / "report.html").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from transformers import tokenization_utils_base
 
-from draftgauge.api.generate import generate, generation_row
+from draftgauge.api.generate import generate
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
@@ -27,8 +27,8 @@ def test_a_policy_that_was_fitted_on_another_pair_is_named(
     provenance = {"pair": {"target": "other", "draft": None}, "target": "a-target"}
     save_fitted(FittedPolicy("two", 16, (), {}, provenance), tmp_path / "two.json")
     with pytest.warns(UserWarning, match=r"was fitted on another pair \(a-target and no model\)"):
-        text, _ = generate(pair, "hello", str(tmp_path / "two.json"), max_new_tokens=4, cost_seconds=0)
-    assert text == generate(pair, "hello", "plain", max_new_tokens=4)[0]
+        text = generate(pair, "hello", str(tmp_path / "two.json"), max_new_tokens=4, cost_seconds=0).text
+    assert text == generate(pair, "hello", "plain", max_new_tokens=4).text
 
 
 def test_the_default_policy_is_that_of_speculative() -> None:
@@ -37,22 +37,22 @@ def test_the_default_policy_is_that_of_speculative() -> None:
 
 def test_the_stream_is_the_result(pair: Pair) -> None:
     pieces: list[tuple[str, str]] = []
-    text, how = generate(
+    how = generate(
         pair, "hello", "fixed:2", max_new_tokens=20, on_text=lambda piece, origin: pieces.append((piece, origin))
     )
-    assert "".join(piece for piece, _ in pieces) == text
+    assert "".join(piece for piece, _ in pieces) == how.text == str(how)
     assert {origin for _, origin in pieces} <= set(how.origins)
 
 
 def test_looked_up_tokens_are_named_and_counted(pair: Pair) -> None:
     prompt = pair.tokenizer.encode("one two three four one two three four one two")
-    plain, _ = generate(pair, prompt, "plain", max_new_tokens=60)
+    plain = generate(pair, prompt, "plain", max_new_tokens=60)
     pieces: list[str] = []
-    text, how = generate(
+    how = generate(
         pair, prompt, "lookup:least=1", max_new_tokens=60, on_text=lambda piece, origin: pieces.append(origin)
     )
-    assert text == plain
-    row = generation_row(GenerateRequest(prompt="x", policy="lookup"), how)
+    assert how.text == plain.text
+    row = how.row()
     assert how.origins.count("text") == round(row["source_text"] * row["steps"]) > 0
     assert row["source_model"] == row["drafted"] == 0
     assert row["appended"] >= row["accepted"] == how.origins.count("text")
@@ -78,7 +78,7 @@ def test_tokens_that_the_target_does_not_know_are_refused(pair: Pair, token: int
 @pytest.mark.parametrize("policy", ["fixed:2", speculative.policy])
 def test_sampling_is_decided_by_the_seed(pair: Pair, policy: str) -> None:
     options = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.95, "cost_seconds": 0}
-    one, same, other = (generate(pair, "hello", policy, seed=seed, **options)[0] for seed in (1, 1, 2))
+    one, same, other = (generate(pair, "hello", policy, seed=seed, **options).text for seed in (1, 1, 2))
     assert one == same
     assert one != other
 
@@ -93,18 +93,18 @@ def test_settings_out_of_range_are_refused_before_a_model_is_loaded(wrong: dict[
 
 def test_plain_decoding_needs_no_draft(tmp_path: Path) -> None:
     target = str(save_tiny(tmp_path / "target"))
-    _, how = generate("a b", "plain", target=target, max_new_tokens=4)
+    how = generate("a b", "plain", target=target, max_new_tokens=4)
     assert len(how.tokens) == 4 or how.finish == "stop"
-    with pytest.raises(ModelError, match=r"target and draft \(the bundled one: name yours with --draft\) have"):
+    with pytest.raises(ModelError, match=r"target and draft \(the bundled one: name yours with --drafter\) have"):
         generate("a b", "fixed:2", target=target)
 
 
 def test_stop_strings_end_the_output(pair: Pair) -> None:
-    text, _ = generate(pair, "hello", "plain", max_new_tokens=30)
-    stopped, how = generate(pair, "hello", "fixed:4", max_new_tokens=30, stop=(text[4:6],))
+    text = generate(pair, "hello", "plain", max_new_tokens=30).text
+    how = generate(pair, "hello", "fixed:4", max_new_tokens=30, stop=(text[4:6],))
     assert how.finish == "stop"
-    assert stopped.endswith(text[4:6])
-    assert text.startswith(stopped)
+    assert how.text.endswith(text[4:6])
+    assert text.startswith(how.text)
 
 
 def test_bad_requests(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

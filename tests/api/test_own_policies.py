@@ -39,9 +39,9 @@ class TwoAtMost:
 def test_generate_decodes_with_it_and_with_a_copy(pair: Pair) -> None:
     own = TwoAtMost()
     given: dict[str, Any] = {"max_new_tokens": 12, "chat": False, "gamma_max": 1}  # less than it wants
-    text, how = dg.generate(pair, "some words", policy="mine", objects={"mine": own}, **given)
-    same, fixed = dg.generate(pair, "some words", policy="fixed:1", **given)
-    assert text == same
+    how = dg.generate(pair, "some words", policy="mine", objects={"mine": own}, **given)
+    fixed = dg.generate(pair, "some words", policy="fixed:1", **given)
+    assert how.text == fixed.text
     assert [step.drafted for step in how.steps] == [step.drafted for step in fixed.steps]
     assert own.steps == 0
     with pytest.raises(DraftgaugeError, match="mine"):
@@ -71,7 +71,7 @@ def test_replay_walks_with_a_copy(tmp_path: Path) -> None:
 
 
 def test_transformers_decode_with_it(models: dict[str, Any]) -> None:
-    model, draft = (AutoModelForCausalLM.from_pretrained(models[name]).eval() for name in ("target", "draft"))
+    model, draft = (AutoModelForCausalLM.from_pretrained(models[name]).eval() for name in ("target", "drafter"))
     ids = {"input_ids": model.dummy_inputs["input_ids"][:1, :3]}
     plain = model.generate(**ids, max_new_tokens=8, do_sample=False)
     for most in (2, 1):

@@ -12,7 +12,7 @@ import pytest
 
 from draftgauge.api import recording
 from draftgauge.api.bench import bench
-from draftgauge.api.pair import load_pair_of
+from draftgauge.api.pair import load_pair, load_pair_of
 from draftgauge.api.profile import profile, profile_rows
 from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
@@ -76,9 +76,9 @@ def test_a_run_names_the_tokenizer_that_was_given(models: dict[str, Any], whole:
     assert Manifest.load(whole).tokenizer is None
     bare = tmp_path / "bare"
     shutil.copytree(models["target"], bare, ignore=shutil.ignore_patterns("tokenizer*"))
-    recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["draft"]), limit=2)[0]
+    recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["drafter"]), limit=2)[0]
     manifest = Manifest.load(recorded)
-    assert manifest.tokenizer == str(models["draft"])
+    assert manifest.tokenizer == str(models["drafter"])
     assert len(prompts_of(recorded)) == 2
 
 
@@ -186,8 +186,8 @@ def test_several_compressions_have_a_folder_each(models: dict[str, Any], tmp_pat
 
 def test_prompt_lookup_needs_no_draft(models: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "twice.jsonl").write_text(json.dumps({"prompt": "ab ab ab ab ab ab"}))
-    twice = models | {"draft": None, "prompts": tmp_path / "twice.jsonl"}
-    run(twice, tmp_path, drafter="prompt_lookup", max_new_tokens=32)
+    twice = models | {"drafter": "prompt_lookup", "prompts": tmp_path / "twice.jsonl"}
+    run(twice, tmp_path, max_new_tokens=32)
     manifest, trace = Manifest.load(tmp_path), read_trace(tmp_path)
     assert manifest.draft is None
     assert manifest.drafter == "prompt_lookup"
@@ -235,7 +235,6 @@ def test_long_prompts(models: dict[str, Any], tmp_path: Path) -> None:
         ({"drafter": "oracle"}, "unknown drafter 'oracle'"),
         ({"prompts": Path("nowhere.jsonl")}, "no prompt file nowhere.jsonl"),
         ({"tasks": ["poetry"]}, "no task 'poetry'"),
-        ({"draft": None}, "needs a draft model"),
         ({"gamma_max": 100}, "lower gamma_max"),
     ],
 )
@@ -264,7 +263,7 @@ def test_the_folder_of_another_run_is_left_alone(models: dict[str, Any], whole: 
 def test_widths_that_nf4_cannot_take_are_found_before_recording(models: dict[str, Any], tmp_path: Path) -> None:
     narrow = save_tiny(tmp_path / "narrow", hidden_size=48)
     with pytest.raises(ModelError, match="divisible by 64"):
-        run(models | {"target": narrow, "draft": narrow}, tmp_path / "out", compression=("uncompressed", "nf4"))
+        run(models | {"target": narrow, "drafter": narrow}, tmp_path / "out", compression=("uncompressed", "nf4"))
     assert not (tmp_path / "out").exists()
 
 
@@ -276,3 +275,13 @@ def test_a_run_does_not_go_on_with_another_tokenizer_or_template(tmp_path: Path,
     changed.write_text((changed.read_text() if changed.exists() else "{{ messages[0].content }}") + " ")
     with pytest.raises(TraceError, match=r"the trace of another run .*target.fingerprint"):
         record_small(models, tmp_path / "run", limit=3)
+
+
+def test_a_loaded_pair_is_profiled(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    pair = load_pair(models["target"], models["drafter"], device="cpu")
+    asked = {name: models[name] for name in models if name not in ("target", "drafter", "device")}
+    profile(pair, tmp_path / "run", **asked | SMALL)
+    assert same_rows(read_trace(tmp_path / "run"), read_trace(whole))
+    assert Manifest.load(tmp_path / "run").target.source == str(models["target"])
+    with pytest.raises(DraftgaugeError, match="loaded already: leave out target"):
+        profile(pair, tmp_path / "other", **asked | SMALL, target="other")

@@ -195,7 +195,7 @@ def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:
         ({"executor": "slurm"}, "choose one of local, ray"),
         ({"shards": 2, "seconds": 5.0}, "leave out --seconds"),
         ({"gpus": -1.0}, "gpus must be at least 0"),
-        ({"plan": True, "draft": "x.gguf"}, "a plan reads configurations, and x.gguf is a GGUF file"),
+        ({"plan": True, "drafter": "x.gguf"}, "a plan reads configurations, and x.gguf is a GGUF file"),
     ):
         with pytest.raises(DraftgaugeError, match=match):
             record(models, tmp_path / "run", **options)
@@ -260,11 +260,11 @@ def command(pid: int) -> bytes:
 
 
 def test_workers_find_what_was_named_by_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("target", "draft", "tokenizer"):
+    for name in ("target", "drafter", "tokenizer"):
         (tmp_path / name).mkdir()
     (tmp_path / "prompts.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    names = {"target": "target", "draft": "draft", "tokenizer": "tokenizer", "prompts": "prompts.jsonl"}
+    names = {"target": "target", "drafter": "drafter", "tokenizer": "tokenizer", "prompts": "prompts.jsonl"}
     asked = recording._with_absolute_paths(make_request(ProfileRequest, keywords=names | {"out": "run"}))
-    found = (asked.pair.target, asked.pair.draft, asked.pair.loading.tokenizer, asked.prompts.prompts)
+    found = (asked.pair.target, asked.pair.drafter, asked.pair.loading.tokenizer, asked.prompts.prompts)
     assert [str(path) for path in found] == [str(tmp_path / name) for name in names.values()]

@@ -70,7 +70,7 @@ def test_sampled_runs_replay_to_the_same_rows(run: Path) -> None:
 
 def test_policies_that_look_tokens_up_are_left_out_unless_they_are_asked_for(run: Path, tmp_path: Path) -> None:
     assert {"stopping", "two-source"} & {row["policy"] for row in replay(run)} == {"stopping"}
-    assert {"stopping", "two-source"} & {row["setting"] for row in advise(run)} == {"stopping"}
+    assert {"stopping", "two-source"} & {row["policy"] for row in advise(run)} == {"stopping"}
     live = {"compression": "uncompressed", "task": "all", "tokens_per_second": 9.0, "ratio_to_plain": 1.5}
     live |= {"policy": "two-source", "mismatches": 0}
     page = write_report(run, tmp_path / "report.html", [live]).read_text()
@@ -82,7 +82,7 @@ def test_policies_that_look_tokens_up_are_left_out_unless_they_are_asked_for(run
 
 def test_what_sampling_cannot_do_is_refused(models: dict[str, Any], run: Path, tmp_path: Path) -> None:
     with pytest.raises(DraftgaugeError, match="drafter language_model, not prompt_lookup"):
-        profile(**models | {"draft": None}, out=tmp_path / "a", drafter="prompt_lookup", **SETTINGS)
+        profile(**models | {"drafter": "prompt_lookup"}, out=tmp_path / "a", **SETTINGS)
     with pytest.raises(DraftgaugeError, match="top_p"):
         profile(**models, out=tmp_path / "a", **SETTINGS, top_p=1.5)
     assert not (tmp_path / "a").exists()

@@ -24,6 +24,7 @@ from draftgauge.judging.fitting import two_source
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
 from draftgauge.judging.replay import replay, replay_fixed_all
+from draftgauge.models.reference import reference_path
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import NO_DRAFT, make_policy
 from draftgauge.traces.build import select
@@ -40,7 +41,7 @@ CHECKPOINTS = Path(__file__).parents[1] / "drafters" / "checkpoints"
 @pytest.fixture(scope="module")
 def asked(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     given = {"target": str(models["target"]), "prompts": str(models["prompts"])}
-    return SMALL | given | {"drafters": (str(models["draft"]), "lookup"), "out": tmp_path_factory.mktemp("rank")}
+    return SMALL | given | {"drafters": (str(models["drafter"]), "lookup"), "out": tmp_path_factory.mktemp("rank")}
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +62,10 @@ def ranked(asked: dict[str, Any]) -> tuple[Path, list[dict[str, Any]], list[str]
 def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:
     out, rows, warned = ranked
     runs = {row["drafter"]: row["run"] for row in rows if row.get("run")}
-    assert set(runs) == {str(models["draft"]), "lookup"}
+    assert set(runs) == {str(models["drafter"]), "lookup"}
     traces = [read_trace(Path(run)) for run in runs.values()]
     assert traces[0].token.tolist() == traces[1].token.tolist()
-    alone = record(models | {"draft": None}, out.with_name("alone"), drafter="prompt_lookup")
+    alone = record(models | {"drafter": "prompt_lookup"}, out.with_name("alone"))
     recorded = read_trace(Path(runs["lookup"]))  # as if it had been recorded by itself
     assert alone.token.tolist() == recorded.token.tolist()
     assert alone.draft_token.tolist() == recorded.draft_token.tolist()
@@ -125,9 +126,9 @@ def test_the_command_line_ranks_what_can_be_used_and_says_what_cannot(words, ran
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rank", "lookp", "--out", "x"], "lookp is no folder here; did you mean lookup"),
+        (["rank", "lookp", "--out", "x"], "unknown drafter 'lookp': did you mean lookup"),
         (["rank", "some/drafter", "--out", "x"], "nothing says which target some/drafter drafts for"),
-        (["generate", "hi", "--draft", "some/drafter"], "nothing says which target some/drafter drafts for"),
+        (["generate", "hi", "--drafter", str(reference_path("draft"))], "drafts for: name it with --target"),
         (["generate", "hi", "--target", "referense"], "referense is no folder here; did you mean reference"),
         (["generate", "hi", "--drafter", "lookp"], "unknown drafter 'lookp': did you mean lookup"),
     ],
@@ -237,7 +238,7 @@ def test_costs_of_an_engine_take_the_place_of_those_measured(asked, ranked, tmp_
 
 
 def test_outputs_to_prompts_that_were_cut_elsewhere_are_not_taken(models, asked, tmp_path: Path) -> None:
-    short = shutil.copytree(models["draft"], tmp_path / "short")
+    short = shutil.copytree(models["drafter"], tmp_path / "short")
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 20}))
     changes = {"drafters": ("lookup", str(short)), "out": tmp_path / "out", "long_prompts": "truncate", "limit": 2}

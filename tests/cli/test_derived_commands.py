@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 import draftgauge as package
 from command_line import draftgauge, succeeds
 from draftgauge.api import requests
-from draftgauge.core.settings import settings_of
+from draftgauge.api.requests.parts import PairSpec
+from draftgauge.core.settings import make_request, settings_of
 
 REQUESTS = {name: value for name, value in vars(requests).items() if name.endswith("Request")}
 VERBS = (
@@ -30,7 +32,7 @@ def test_every_request_has_a_verb_and_every_setting_a_help_text() -> None:
     assert sorted(map(request_of, VERBS)) == sorted(REQUESTS)
     for name, request in REQUESTS.items():
         for entry in settings_of(request):
-            assert entry.help.endswith("."), (name, entry.name)
+            assert entry.help.endswith(".") or (entry.hidden and entry.name == "draft"), (name, entry.name)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -40,7 +42,7 @@ def test_help_shows_every_setting_and_values_as_they_are_typed(verb: str) -> Non
     shown = result.stdout.split()
     settings = settings_of(REQUESTS[request_of(verb)])
     for entry in settings:
-        assert (entry.name.upper() if entry.positional else entry.option) in shown, entry.name
+        assert ((entry.name.upper() if entry.positional else entry.option) in shown) != entry.hidden, entry.name
     assert shown.count("on]") == sum(entry.default is True for entry in settings)
     words = " ".join(result.stdout.replace("│", " ").split())
     for wrong in ("[default: ]", "Cpu", "Kl ", "Eagle3", "'EAGLE3'", "'TRAIN'", "`"):
@@ -122,7 +124,7 @@ def test_python_functions_take_settings_or_a_request(tmp_path: Path) -> None:
     for arguments, keywords in (
         ((str(tmp_path),), {}),
         ((), {"folder": str(tmp_path)}),
-        ((package.ReplayRequest(folder=tmp_path),), {}),
+        ((requests.ReplayRequest(folder=tmp_path),), {}),
     ):
         with pytest.raises(package.DraftgaugeError, match="draftgauge profile"):
             package.replay(*arguments, **keywords)
@@ -131,3 +133,19 @@ def test_python_functions_take_settings_or_a_request(tmp_path: Path) -> None:
     signature = inspect.signature(package.profile)
     assert signature.parameters["max_new_tokens"].default == requests.OutputSpec().max_new_tokens
     assert {"out", "target", "gamma_max", "progress"} <= set(signature.parameters)
+
+
+def test_draft_is_a_former_name_of_drafter() -> None:
+    for given, drafter in (
+        ({"draft": "a"}, "a"),
+        ({"draft": "a", "drafter": "language_model"}, "a"),
+        ({"draft": "reference", "drafter": "lookup"}, "lookup"),
+        ({"draft": None, "drafter": "b"}, "b"),
+    ):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            pair = make_request(PairSpec, keywords=given)
+        assert pair == PairSpec(drafter=drafter)
+        assert [each.category for each in warned] == [DeprecationWarning] * (given["draft"] is not None)
+    assert "--draft " not in draftgauge(["bench", "--help"]).stdout
+    assert "draft" not in inspect.signature(package.bench).parameters

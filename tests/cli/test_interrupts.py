@@ -53,7 +53,7 @@ def test_while_libraries_load(number: int) -> None:
 def test_while_recording_told_several_times(tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(400)))
-    models = [f"--target={save_tiny(tmp_path / 'target')}", f"--draft={save_tiny(tmp_path / 'draft')}"]
+    models = [f"--target={save_tiny(tmp_path / 'target')}", f"--drafter={save_tiny(tmp_path / 'draft')}"]
     words = ["profile", *models, f"--prompts={prompts}", f"--out={out}"]
     words += ["--max-new-tokens=8", "--gamma-max=2", "--cost-seconds=0"]
     process = started(words)
@@ -109,7 +109,7 @@ def test_rows_are_written_although_standard_output_is_full(tmp_path: Path) -> No
 
 
 def test_a_prompt_may_begin_with_a_dash(tmp_path: Path) -> None:
-    models = [f"--target={save_tiny(tmp_path / 'target')}", f"--draft={save_tiny(tmp_path / 'draft')}"]
+    models = [f"--target={save_tiny(tmp_path / 'target')}", f"--drafter={save_tiny(tmp_path / 'draft')}"]
     for words in (["- one\n- two"], ["--", "-one"]):
         result = draftgauge(["generate", *models, "--max-new-tokens=2", "-p=fixed:1", *words])
         assert result.exit_code == 0, result.stderr

@@ -30,11 +30,15 @@ def test_a_json_file_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("notes.txt", "is not a model folder"), ("drafter.json", "--drafter"), ("manifest.json", "a recorded run")],
+    [
+        ("notes.txt", "is not a model folder"),
+        ("drafter.json", "not a trained drafter"),
+        ("manifest.json", "a recorded run"),
+    ],
 )
 def test_a_folder_that_is_no_model(name: str, hint: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
-    said = refusal("generate", "hi", "--draft", str(tmp_path))
+    said = refusal("generate", "hi", "--drafter", str(tmp_path))
     assert str(tmp_path) in said
     assert hint in said
 

@@ -18,7 +18,7 @@ def test_help_names_groups_with_an_example_each_and_basic_options_first() -> Non
     for group in ("Measure", "Decide", "Run", "Train", "Research"):
         assert re.search(rf"{group}: draftgauge [a-z]+ \S", said)
     said = draftgauge(["profile", "--help"]).stdout
-    places = [said.index(f"--{option} ") for option in ("out", "target", "draft", "prompts", "seconds", "top-k")]
+    places = [said.index(f"--{option} ") for option in ("out", "target", "drafter", "prompts", "seconds", "top-k")]
     assert max(places[:4]) < min(places[4:])
 
 
@@ -61,7 +61,7 @@ def test_streamed_text_is_not_overwritten_by_the_meter(tmp_path: Path) -> None:
     save_noisy(tmp_path / "draft")
     words = ["generate", "abc def", "--policy", "stopping", "--show-drafts", "--max-new-tokens", "12"]
     words += ["--device", "cpu", "--cost-seconds", "0.2"]
-    words += ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+    words += ["--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "draft")]
     said = on_terminal(*words, cache=tmp_path / "cache")
     assert "cost curve" in said
     bars = [match.end() for match in re.finditer(r"\x1b\[(?:2K|1A)|100/100", said)]

@@ -24,7 +24,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_generate_with_and_without_speculation_agree(pair: dict[str, Path]) -> None:
-    common = ("generate", "abc def", "--target", pair["target"], "--draft", pair["draft"], "--device", "cpu")
+    common = ("generate", "abc def", "--target", pair["target"], "--drafter", pair["draft"], "--device", "cpu")
     plain, drafted = (succeeds(*common, "--max-new-tokens", 10, "-p", policy) for policy in ("plain", "fixed:3"))
     assert plain.stdout.strip()
     assert drafted.stdout == plain.stdout
@@ -63,7 +63,7 @@ def test_a_prompt_of_another_encoding_is_refused(
     given: str, pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
-    models = ["--target", pair["target"], "--draft", pair["draft"]]
+    models = ["--target", pair["target"], "--drafter", pair["draft"]]
     assert "not UTF-8" in refusal("generate", given, *models, "--device", "cpu")
 
 

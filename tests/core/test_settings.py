@@ -74,7 +74,7 @@ def test_flat_values_make_a_request(arguments: tuple[Any, ...], keywords: dict[s
         (("x",), {"limits": 1}, "no setting 'limits'; its settings are folder, specs"),
         (("x",), {"limit": "few"}, "limit must be int or none, not 'few'"),
         (("x",), {"names": 3}, "names must be list of str, not 3"),
-        (("x",) * 6, {}, "takes at most 5 arguments"),
+        (("x",) * 6, {}, "takes folder, specs by position, not 6"),
     ],
 )
 def test_what_cannot_be_converted_is_named(arguments: tuple[Any, ...], keywords: dict[str, Any], message: str) -> None:

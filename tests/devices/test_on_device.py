@@ -151,7 +151,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
     rows = dg.bench(folder=run, policies=["fixed:3", "stopping"], device=DEVICE, rounds=1, baselines=WHOLE)
     live = {row["policy"]: row["mismatches"] for row in rows if row["task"] == "all"}
     assert live["fixed:3"] == live["stopping"] == 0
-    assert any(row["advised"] for row in dg.advise(folder=run))
+    assert any(row["recommended"] for row in dg.advise(folder=run))
 
 
 @pytest.mark.filterwarnings("error:passes are launched")
@@ -163,7 +163,7 @@ def test_a_trained_drafter_is_lossless(
     request = TrainingSpec(target="reference", recipe=recipe, reuse=design, steps=2, batch=2, depths=4, **data)
     train_drafter(replace(request, device=DEVICE, precision=precision), tmp_path / "drafter")
     for engine in ENGINES:
-        pair = pair_of(engine, target="reference", draft=None, drafter=str(tmp_path / "drafter"))
+        pair = pair_of(engine, target="reference", drafter=str(tmp_path / "drafter"))
         settings = DecodingSettings(24, end_tokens=pair.end_tokens)
         expected = plain_decode(pair.target, prompts[1], settings).tokens
         policy = make_policy("fixed:3", GAMMA_MAX, COSTS)

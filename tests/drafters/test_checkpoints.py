@@ -341,11 +341,11 @@ def test_half_a_download_and_pickled_weights_are_refused(copied: Path) -> None:
 
 def test_a_checkpoint_says_itself_what_it_is(copied: Path) -> None:
     for layout in LAYOUTS:
-        assert choose_drafter(FIXTURES / layout, None) == ("checkpoint", FIXTURES / layout)
+        assert choose_drafter(FIXTURES / layout) == ("checkpoint", FIXTURES / layout)
     (copied / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json"):
-        choose_drafter(copied, None)
+        choose_drafter(copied)
     with pytest.raises(DraftgaugeError, match=r"unknown drafter 'checkpont'.*an EAGLE-3 or DFlash checkpoint"):
-        choose_drafter("checkpont", None)
+        choose_drafter("checkpont")
     with pytest.raises(DraftgaugeError, match="drafter checkpoint needs"):
-        choose_drafter("checkpoint", None)
+        choose_drafter("checkpoint")

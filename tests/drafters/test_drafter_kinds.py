@@ -10,6 +10,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.dense import DraftsEverywhere, DraftsRefused
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.source import choose_drafter, drafter_kind, drafter_kinds, register_drafter
+from tiny import save_tiny
 
 
 def test_a_kind_is_registered_once() -> None:
@@ -29,15 +30,21 @@ def test_what_a_class_can_do_decides_how_it_is_recorded() -> None:
 def test_a_choice_names_a_kind_or_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = "draftgauge.drafters.formats.files"
     monkeypatch.setattr(f"{files}.cached_file", lambda *_, **__: pytest.fail("asked the hub for a bundled model"))
-    assert choose_drafter("prompt_lookup", "ignored") == choose_drafter("lookup", None) == ("prompt_lookup", None)
-    assert choose_drafter("language_model", "some/model") == ("language_model", "some/model")
-    for drafter, draft, message in [
-        ("language_model", None, "needs a draft model"),
-        ("reuse", tmp_path, "drafter reuse needs the folder of a trained drafter"),
-        ("reference/draft-small", None, "unknown drafter 'reference/draft-small'"),
-        ("oracle", None, "unknown drafter 'oracle': choose language_model, prompt_lookup, or give an EAGLE-3"),
+    assert choose_drafter("prompt_lookup") == choose_drafter("lookup") == ("prompt_lookup", None)
+    for bundled in (None, "reference", "language_model"):
+        assert choose_drafter(bundled) == ("language_model", "reference/draft")
+    assert choose_drafter("reference/draft-small") == ("language_model", "reference/draft-small")
+    model = save_tiny(tmp_path / "model")
+    assert choose_drafter(model) == ("language_model", model)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").touch()
+    for drafter, message in [
+        ("reuse", "drafter reuse needs the folder of a trained drafter"),
+        ("oracle", "unknown drafter 'oracle': choose prompt_lookup, or give an EAGLE-3 .* or a draft model"),
+        (tmp_path / "run", "is a recorded run"),
+        (tmp_path / "none", "there is no model folder"),
     ]:
         with pytest.raises(DraftgaugeError, match=message):
-            choose_drafter(drafter, draft)
+            choose_drafter(drafter)
     with pytest.raises(DraftgaugeError, match="unknown drafter 'oracle'"):
         drafter_kind("oracle")

@@ -55,7 +55,7 @@ def prompts(pair: Pair) -> list[list[int]]:
 
 def speculation(model: str, length: int, **options: Any) -> tuple[str, ...]:
     config = {"method": "custom_class", "model": f"draftgauge.integrations.{model}", "num_speculative_tokens": length}
-    ours = {"draft": str(reference_path("draft")), "device": "cpu"} | options
+    ours = {"drafter": str(reference_path("draft")), "device": "cpu"} | options
     more = json.dumps({"draftgauge": ours})
     return "--speculative-config", json.dumps(config), "--additional-config", more
 

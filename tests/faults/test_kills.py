@@ -35,7 +35,8 @@ TRIALS, CALLS = (10, 100) if WHOLE else (1, 2)  # calls of three verbs each
 CALLED = {"max_new_tokens": 8, "gamma_max": 3}
 TEMPORARY = f"*{TEMPORARY_SUFFIX}"
 SLICE = ("export", "fit")
-PAIR = "--target=../target --draft=../draft --max-new-tokens=8 --gamma-max=3 --cost-seconds=0"
+TARGET = "--target=../target --max-new-tokens=8 --gamma-max=3 --cost-seconds=0"
+PAIR = f"{TARGET} --drafter=../draft"
 TRAIN = "--target=../trained/target --prompts=../trained/prompts.jsonl"
 COMMANDS = {  # what runs in a folder beside what it reads, and the keys of its rows that no time or date is in
     "export": ("export ../drafter --out=exported", ("parameters", "depths")),
@@ -46,7 +47,7 @@ COMMANDS = {  # what runs in a folder beside what it reads, and the keys of its 
         ("policy", "task", "mismatches", "tokens_per_step"),
     ),
     "rank": (
-        f"rank ../draft lookup {PAIR.replace('--draft=../draft', '')} --prompts=../prompts.jsonl --live=2 --out=ranked",
+        f"rank ../draft lookup {TARGET} --prompts=../prompts.jsonl --live=2 --out=ranked",
         ("drafter", "prompts", "live_mismatched_prompts"),
     ),
     "train": (f"train {TRAIN} --new-tokens=12 --depths=3 --steps=12 --checkpoint-every=2 --out=drafter", ("loss",)),
@@ -136,7 +137,7 @@ def stopped() -> None:
         if done == 2 and "cost" not in what:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    models = {"target": "../target", "draft": "../draft", "prompts": "../prompts.jsonl"}
+    models = {"target": "../target", "drafter": "../draft", "prompts": "../prompts.jsonl"}
     with suppress(KeyboardInterrupt):
         dg.profile(**models | SMALL, out="run", progress=stop)
 
@@ -177,7 +178,7 @@ def test_hundreds_of_calls_hold_no_more_than_a_few(place: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(place / "tmp"))
     process, written, texts = Path("/proc/self"), place / "written", set()
     for number in range(CALLS):
-        texts.add(dg.generate("x", target=place / "target", draft=place / "draft", policy="fixed:2", **CALLED)[0])
+        texts.add(dg.generate("x", target=place / "target", drafter=place / "draft", policy="fixed:2", **CALLED).text)
         dg.replay(folder=written, policies=("fixed:2",), split="all")
         dg.report(folder=written, split="all", out=place / "page.html")
         held = [len([*(process / name).iterdir()]) for name in ("task", "fd")]

@@ -20,13 +20,13 @@ THREADS, CALLS, IN_A_ROW = (4, 50, 300) if WHOLE else (4, 4, 24)
 @pytest.mark.parametrize("used", ["one speculation", "two of one model", "a pair"])
 def test_calls_have_their_own_text_and_leave_nothing_behind(used: str, tmp_path: Path) -> None:
     models = save_models(tmp_path)
-    pair = draftgauge.load_pair(target=str(models["target"]), draft=str(models["draft"]), device="cpu")
+    pair = draftgauge.load_pair(target=str(models["target"]), drafter=str(models["drafter"]), device="cpu")
     both = [draftgauge.speculative(draft_of("gpt2"), "fixed:3", engine="modules") for _ in range(2)]
 
     def decode(seed: int, then: Callable[..., object] = lambda *told: False) -> list[int]:
         if used == "a pair":
             ids = prompt(seed=seed)[0].tolist()
-            return draftgauge.generate(pair, ids, "fixed:3", max_new_tokens=12, on_text=then)[1].tokens
+            return draftgauge.generate(pair, ids, "fixed:3", max_new_tokens=12, on_text=then).tokens
         asked = {"custom_generate": both[seed % 2 if used.startswith("two") else 0], "max_new_tokens": 12}
         criteria = [lambda ids, scores: ids[:, 0] < int(bool(then()))]
         return target_of("gpt2").generate(prompt(seed=seed), stopping_criteria=criteria, **asked)[0].tolist()

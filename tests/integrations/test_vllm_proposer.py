@@ -49,7 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def config(folders: dict[str, Path], **options: Any) -> Any:
     """What vLLM hands to a proposer, as far as it is read."""
     return SimpleNamespace(
-        additional_config={"draftgauge": {"draft": str(folders["draft"]), "device": "cpu"} | options},
+        additional_config={"draftgauge": {"drafter": str(folders["draft"]), "device": "cpu"} | options},
         speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
         device_config=SimpleNamespace(device=torch.device("cpu")),
         model_config=SimpleNamespace(
@@ -216,7 +216,7 @@ def test_other_drafters_and_models(folders: dict[str, Path]) -> None:
     target = load_model(folders["target"], device="cpu")
     prompt = tokens(12, seed=1).tolist() * 2
     expected = plain_decode(target, prompt, DecodingSettings(max_new_tokens=OUTPUT, end_tokens=frozenset({0}))).tokens
-    for options in ({"drafter": "prompt_lookup"}, {"draft": str(folders["other"])}):
+    for options in ({"drafter": "prompt_lookup"}, {"drafter": str(folders["other"])}):
         served = serve(Proposer(config(folders, **options)), target, [prompt], 1)
         assert served[0].output == expected
 
@@ -252,7 +252,7 @@ def test_the_probe_measures_every_length(folders: dict[str, Path], tmp_path: Pat
         ({"polcy": "none"}, "unknown key 'polcy'"),
         ({"policy": "clairvoyant"}, "clairvoyant"),
         ({"policy": "stopping"}, "cost"),
-        ({"draft": None}, "needs a draft model"),
+        ({"drafter": None}, "name what drafts"),
         ({"drafter": "nobody"}, "unknown drafter"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_draft_of_another_vocabulary(folders: dict[str, Path], tmp_path: Path)
     folder = save_tiny(tmp_path / "swapped")
     tiny_tokenizer(swap=(4, 5)).save_pretrained(folder)
     with pytest.raises(ModelError, match="different vocabularies"):
-        Proposer(config(folders, draft=str(folder)))
+        Proposer(config(folders, drafter=str(folder)))
 
 
 def test_versions_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ import pytest
 from curves import linear_costs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design, plain_seconds
+from draftgauge.judging.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import replay, replay_fixed_all
+from draftgauge.judging.replay import plain_replay, replay, replay_fixed_all
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import Design, design_of
 from draftgauge.judging.statistics.paired import holm
 from draftgauge.judging.verdict import recommended
@@ -52,7 +53,7 @@ def test_rows_hold_the_totals_of_the_replay(trace: Trace, rows: dict[tuple[str, 
     assert row["tokens_per_step"] == outcome.tokens_per_step
     assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
     assert row["acceptance_rate"] == outcome.accepted.sum() / outcome.drafted.sum()
-    assert row["ratio_to_plain"] == pytest.approx(plain_seconds(trace, COSTS).sum() / outcome.seconds.sum())
+    assert row["ratio_to_plain"] == pytest.approx(plain_replay(trace, COSTS).seconds.sum() / outcome.seconds.sum())
     code = np.array([prompt.task == "code" for prompt in trace.prompts])
     of_code = rows["hf-heuristic", "code"]
     assert of_code["tokens"] == outcome.committed[code].sum()
@@ -219,4 +220,5 @@ SIMPLER = [*pairwise(FROM_THE_SIMPLEST), ("two-source", FITTED_FILE), (FITTED_FI
 @pytest.mark.parametrize(("simpler", "faster"), SIMPLER)
 def test_of_two_that_are_level_the_simpler_is_recommended(simpler: str, faster: str) -> None:
     tokens = np.full(9, 10.0)
-    assert recommended({faster: (tokens, 1.0 / tokens), simpler: (tokens, 1.005 / tokens)}, "fixed:2") == simpler
+    speeds = {faster: Speed(tokens, 1.0 / tokens), simpler: Speed(tokens, 1.005 / tokens)}
+    assert recommended(speeds, "fixed:2") == simpler

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics import bootstrap
-from draftgauge.judging.statistics.bootstrap import draw_counts
-from draftgauge.judging.statistics.paired import holm, paired_gain, ratio_interval
+from draftgauge.judging.statistics.bootstrap import Comparison, draw_counts
+from draftgauge.judging.statistics.paired import holm, ratio_interval
+
+
+def paired_gain(tokens, seconds, base_tokens, base_seconds, resamples: int = 2000) -> Comparison:
+    return Speed(tokens, seconds).over(Speed(base_tokens, base_seconds), resamples).gain
 
 
 def sample(seed: int, prompts: int = 40) -> tuple[np.ndarray, np.ndarray]:

@@ -93,7 +93,7 @@ def test_the_method_of_a_checkpoint(config: dict, method: str | None) -> None:
 def test_a_checkpoint_that_comes_quantised_goes_by_its_method(folder: Path, tmp_path: Path) -> None:
     made = load_model(folder, "nf4", "cpu", engine="modules")
     made.module.save_pretrained(tmp_path)
-    spec = PairSpec(target=str(tmp_path), draft=None, drafter="prompt_lookup", machine=DeviceSpec(device="cpu"))
+    spec = PairSpec(target=str(tmp_path), drafter="prompt_lookup", machine=DeviceSpec(device="cpu"))
     assert labelled(spec).compression == ("bnb-nf4",)
     assert labelled(labelled(spec)) == labelled(spec)
     again = load_model(tmp_path, "bnb-nf4", "cpu")

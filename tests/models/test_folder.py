@@ -96,7 +96,7 @@ def test_a_drafter_of_serving_engines_is_not_a_draft_model(folder: Path, changes
     for load in (load_model, load_tokenizer):
         with pytest.raises(ModelError, match=r"is a drafter of hidden states .*: give it as --drafter"):
             load(folder)
-    assert choose_drafter(folder, None) == ("checkpoint", folder)
+    assert choose_drafter(folder) == ("checkpoint", folder)
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "../outside.safetensors", "/etc/passwd", "sub/a.safetensors"])

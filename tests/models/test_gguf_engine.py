@@ -205,15 +205,16 @@ def test_damaged_files_are_refused(files: dict[str, Path], tmp_path: Path) -> No
 
 def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    models = ["--target", str(files["target"]), "--draft", str(files["draft"])]
+    models = ["--target", str(files["target"]), "--drafter", str(files["draft"])]
     models += ["--tokenizer", str(reference_path("target"))]
     small = ["--limit", "2", "--max-new-tokens", "24", "--gamma-max", "4", "--cost-seconds", "0.5"]
     succeeds("profile", "--out", str(run), *models, *small)
     succeeds("advise", str(run), "--engine", "gguf", "--json", str(tmp_path / "advice.json"))
     rows = rows_of(tmp_path / "advice.json")
-    assert [row["setting"] for row in rows[:5]] == ["plain", *(f"fixed:{length}" for length in range(1, 5))]
-    assert {(row["engine"], row["low"] <= row["speedup"] <= row["high"]) for row in rows} == {("gguf", True)}
-    (advised,) = [row for row in rows if row["advised"]]
+    assert [row["policy"] for row in rows[:5]] == ["plain", *(f"fixed:{length}" for length in range(1, 5))]
+    assert {row["engine"] for row in rows} == {"gguf"}
+    assert all(row["ratio_to_plain_low"] <= row["ratio_to_plain"] <= row["ratio_to_plain_high"] for row in rows)
+    (advised,) = [row for row in rows if row["recommended"]]
     program, *words = shlex.split(advised["flags"])
     assert program == "draftgauge"
     words.remove("--chat")

@@ -54,7 +54,7 @@ def test_without_libllama_it_is_said_what_to_install(file: Path, tmp_path: Path)
     with pytest.raises(MissingLibraryError, match=r"pip install 'draftgauge\[gguf\]'"):
         load_model(file)
     folder = str(save_tiny(tmp_path / "tokenizer"))
-    result = draftgauge(["generate", "x", "--target", str(file), "--draft", str(file), "--tokenizer", folder])
+    result = draftgauge(["generate", "x", "--target", str(file), "--drafter", str(file), "--tokenizer", folder])
     assert result.exit_code == 2
     assert "pip install 'draftgauge[gguf]'" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -48,6 +48,6 @@ def test_the_report_fits_and_shows_the_verdict_of_the_rows(runs: list[Path], tmp
     seen = json.loads(html.unescape(found))
     assert seen["width"] <= width
     assert "CONSOLE" not in shown.stderr
-    (advised,) = [row for row in advise(runs[0]) if row["advised"]]
+    (advised,) = [row for row in advise(runs[0]) if row["recommended"]]
     assert any(advised["verdict"] in text for text in seen["said"])
-    assert seen["figures"][0].startswith(f"{advised['speedup']:.2f}")
+    assert seen["figures"][0].startswith(f"{advised['ratio_to_plain']:.2f}")

@@ -17,8 +17,8 @@ from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.printable import speed
 from draftgauge.core.provenance import read_measurement
-from draftgauge.judging.evaluate import evaluate, plain_seconds
-from draftgauge.judging.replay import replay
+from draftgauge.judging.evaluate import evaluate
+from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.policies import make_policy
 from draftgauge.reporting.style import COLOURS, signed
 from draftgauge.traces.costs import CostCurve, Measurement
@@ -129,7 +129,7 @@ def test_the_tables_hold_the_figures_of_replay(page, runs, number):
     cells = [row for row in page.rows if row[0] == "cumulative-confidence" and "×" in row[1]]
     assert len(cells) == 2 * 3  # all tasks and each of two, for two compressions
     pooled = cells[3 * number]
-    assert pooled[1] == f"{plain_seconds(trace, costs).sum() / outcome.seconds.sum():.2f}×"
+    assert pooled[1] == f"{plain_replay(trace, costs).seconds.sum() / outcome.seconds.sum():.2f}×"
     columns = (4, 5) if number == 0 else (2, 3)  # live columns are only where something was measured
     assert pooled[columns[0]] == f"{outcome.tokens_per_step:.3f}"
     assert pooled[columns[1]] == speed(outcome.tokens_per_second)

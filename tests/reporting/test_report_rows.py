@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, evaluate, plain_seconds
+from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, evaluate
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import replay
+from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import design_of
 from draftgauge.policies import make_policy
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
@@ -53,7 +53,7 @@ def test_fixed_lengths_are_the_replays(read, number):
             assert row["tokens_per_second"] == pytest.approx(outcome.tokens_per_second)
             assert row["tokens_per_step"] == pytest.approx(outcome.tokens_per_step)
         assert best_length(run.fixed(task)) == best_fixed_gamma(part, run.cost)
-        plain = plain_seconds(part, run.cost).sum()
+        plain = plain_replay(part, run.cost).seconds.sum()
         assert run.rows[task, "plain"]["tokens_per_second"] == pytest.approx(part.positions / plain)
         bound = hindsight_optimum(part, run.cost, text=True).tokens_per_second
         assert run.rows[task, "hindsight-two-sources"]["tokens_per_second"] == pytest.approx(bound)

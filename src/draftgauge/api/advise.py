@@ -21,7 +21,8 @@ from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
 from draftgauge.judging.replay import can_replay, replay_lengths
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
-from draftgauge.judging.verdict import Verdict
+from draftgauge.judging.statistics.bootstrap import Interval, columns
+from draftgauge.judging.verdict import Verdict, verdict_of
 from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
@@ -51,11 +52,11 @@ Z95 = 1.96
 REUSE, CHECKPOINT = "reuse", "checkpoint"
 Row = dict[str, Any]
 COLUMNS = (
-    *("engine", "setting", "speedup", "low", "high", "advised"),
+    *("engine", "policy", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high", "recommended"),
     *("tokens_per_step", "drafted_per_step", "acceptance_rate", "pays_below"),
-    # of the setting advised only
+    # of the recommended one only
     *("verdict", "known", "flags", "length_only", "best_length", "by_batch", "drawn", "recorded_with"),
-    *("acceptance", "acceptance_to_pay", "at_batch", "server_tokens_per_step", "expected_tokens_per_step"),
+    *("alpha_1", "acceptance_to_pay", "at_batch", "server_tokens_per_step", "expected_tokens_per_step"),
 )
 
 
@@ -92,16 +93,17 @@ def advise(request: AdviseRequest) -> list[Row]:
     the speed.
 
     Returns:
-        One row a setting, None for what is not known: ``engine``, ``setting``, ``speedup`` over plain decoding with
-        ``low`` and ``high`` (95%, by prompt; from counters as if steps were independent), ``advised``,
-        ``tokens_per_step``, ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (where costs are not known: the
-        most plain steps that a step of this length may take to pay). The advised one also has ``verdict`` in words and
+        One row a setting, None for what is not known: ``engine``, ``policy``, ``ratio_to_plain`` with ``_low`` and
+        ``_high`` (95%, by prompt; from counters as if steps were independent), ``recommended``, ``tokens_per_step``,
+        ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (where costs are not known: the most plain steps that
+        a step of this length may take to pay). The recommended one also has ``verdict`` in words and
         whether it is ``known``, see :class:`~draftgauge.judging.verdict.Verdict`; ``flags``; ``length_only`` (the
         flags change only the length of a server whose drafter is not known); ``best_length``; ``by_batch`` (best
-        lengths as JSON); ``at_batch`` (rules that adapt to the load, in words); ``acceptance`` (of the first drafted
-        token) and ``acceptance_to_pay`` (the least constant chance at which some length does); ``drawn`` (the share of
-        an imported trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step`` (of a
-        running server, and what the run expects at its length); ``recorded_with`` (options of ``draftgauge generate``).
+        lengths as JSON); ``at_batch`` (rules that adapt to the load, in words); ``alpha_1`` (acceptance of the first
+        drafted token) and ``acceptance_to_pay`` (the least constant chance at which some length does); ``drawn`` (the
+        share of an imported trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step``
+        (of a running server, and what the run expects at its length); ``recorded_with`` (options of
+        ``draftgauge generate``).
 
     Raises:
         DraftgaugeError: for an unknown engine, unknown costs, or a server that does not answer, counts no speculation,
@@ -285,13 +287,13 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     fitted = fitted_here(source.own, design, source.curve) if fits else {}
     judged, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
-    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name, "advised": False} | it for it in judged]
+    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | it for it in judged]
     for row in rows:
         if len(trace.prompts) == 1:
-            row["low"] = row["high"] = None
-    best = next(row for row in rows if row["setting"] == verdict.setting)
+            row["ratio_to_plain_low"] = row["ratio_to_plain_high"] = None
+    best = next(row for row in rows if row["recommended"])
     best |= _server_row(design, counts) | {
-        "acceptance": next(row["acceptance_rate"] for row in rows if row["setting"] == f"{FIXED}1"),
+        "alpha_1": next(row["acceptance_rate"] for row in rows if row["policy"] == f"{FIXED}1"),
         "acceptance_to_pay": acceptance_to_pay(trace, source.curve),
         "drawn": source.drawn,
         "recorded_with": shlex.join(source.deployment.options) or None,
@@ -321,12 +323,12 @@ def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
 def _advise(
     request: AdviseRequest, engine: Engine, best: Row, verdict: Verdict, lengths: dict[int, int], deployment: Deployment
 ) -> None:
-    """Add the verdict and the engine's flags to the advised row, and write the engine's settings to a file."""
-    best |= {"advised": True, "verdict": str(verdict), "known": not verdict.unknown}
+    """Add the verdict and the engine's flags to the recommended row, and write the engine's settings to a file."""
+    best |= {"recommended": True, "verdict": str(verdict), "known": not verdict.unknown}
     best |= {"best_length": lengths[min(lengths)], "by_batch": json.dumps(lengths) if len(lengths) > 1 else None}
-    best |= {"flags": engine.flags(best["setting"], deployment), "length_only": deployment.drafter is None}
+    best |= {"flags": engine.flags(best["policy"], deployment), "length_only": deployment.drafter is None}
     if request.settings is not None:
-        document = settings_document(engine, best["setting"], lengths, deployment)
+        document = settings_document(engine, best["policy"], lengths, deployment)
         atomic_write_text(request.settings, json.dumps(document, indent=1) + "\n")
 
 
@@ -342,7 +344,7 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         dict.fromkeys(COLUMNS)
         | {
             "engine": engine.name,
-            "setting": f"{FIXED}{length}" if length else PLAIN,
+            "policy": f"{FIXED}{length}" if length else PLAIN,
             "tokens_per_step": committed[length],
             "drafted_per_step": float(length),
             "acceptance_rate": (committed[length] - 1) / length if length else None,
@@ -358,12 +360,12 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
     batch = min(curves)
     for row, speed, error, tokens in zip(rows, speeds[batch], errors, committed, strict=False):
         share = Z95 * error / tokens
-        interval = {"low": speed * (1 - share), "high": speed * (1 + share)}
-        row |= {"pays_below": None, "speedup": speed, **interval, "advised": False}
+        interval = Interval(speed, speed * (1 - share), speed * (1 + share))
+        row |= {"pays_below": None, **columns("ratio_to_plain", interval), "recommended": False}
     rows = rows[: len(speeds[batch])]
-    best, shown = rows[lengths[batch]], max(rows[1:], key=lambda row: row["speedup"])
-    figures = (shown["speedup"], shown["low"], shown["high"])
-    verdict = Verdict(best["setting"], shown["setting"], *figures, counts.drafts, unit="drafts of a server")
+    best = rows[lengths[batch]]
+    best["recommended"] = True
+    verdict = verdict_of([row | {"prompts": counts.drafts} for row in rows], unit="drafts of a server")
     _advise(request, engine, best, verdict, lengths, Deployment(drafter=None))
     return rows
 

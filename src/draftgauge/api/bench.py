@@ -13,7 +13,7 @@ from draftgauge.api.baselines import DEFAULT_CONSTANT, transformers_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.pair import Pair, check_draft_is_used, labelled, load_pair, load_pair_of, refuse_beside_pair
+from draftgauge.api.pair import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
 from draftgauge.api.policies import NamedPolicy, expanded, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
@@ -41,7 +41,7 @@ from draftgauge.traces.manifest import Manifest
 
 DEFAULTS = ("no-draft", "fixed:2", "fixed:4", "fixed:6", *compared_policies())  # without a recorded run of this drafter
 SETTLED = (  # by the manifest of a run
-    *("target", "draft", "compression", "prompts", "max_new_tokens", "gamma_max"),
+    *("target", "compression", "prompts", "max_new_tokens", "gamma_max"),
     *("chat", "turns", "chat_template_args", "system", "long_prompts"),
 )
 MEASURED = ("cost_seconds", "measure")  # by the run, unless another drafter is named
@@ -109,7 +109,6 @@ def bench(
         return rows + [{"run": run.name, "error": error} for run, error in failed.items()]
     if pair is not None:
         refuse_beside_pair(request, "folder")
-    check_draft_is_used(request.pair)
     compared = _compared(request, objects, DEFAULTS, request.drafts.gamma_max, over)
     path, chosen = choose_prompts(request.prompts)
     for compression in labelled(request.pair).compression if pair is None else (pair.compression,):

@@ -14,9 +14,9 @@ from draftgauge.api.requests import PLAIN
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import command_line
 from draftgauge.judging.evaluate import ALL_TASKS
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
-from draftgauge.judging.statistics.paired import paired_gain, ratio_interval
-from draftgauge.judging.verdict import recommended, verdict_of
+from draftgauge.judging.verdict import recommend, say_verdict
 from draftgauge.policies.registry import FIXED
 from draftgauge.traces.repetition import distinct_share
 
@@ -52,40 +52,35 @@ def bench_rows(
     """
     by_name = {arm.name: arm for arm in arms}
 
-    def timed(arm: Arm, chosen: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Tokens and seconds of the prompts that all arms were timed on, summed by conversation."""
+    def timed(arm: Arm, chosen: Sequence[int]) -> Speed:
+        """Of the prompts that all arms were timed on."""
         # Where an output is over with its first pass, transformers' clock has not begun.
         every = [n for n in chosen if all(run.timed for each in arms for run in each.runs[n])] or chosen
-        groups: dict[int, list[int]] = {}
-        for n in every:
-            conversation = prompts[n].conversation
-            groups.setdefault(~n if conversation is None else conversation, []).append(n)
-        tokens = [sum(arm.runs[n][0].timed for n in turns) for turns in groups.values()]
-        seconds = [[float(np.median([run.seconds for run in arm.runs[n]])) for n in turns] for turns in groups.values()]
-        return tokens, [sum(each) for each in seconds]
+        own = (prompts[n].conversation for n in every)
+        conversation = np.array([~n if of is None else of for n, of in zip(every, own, strict=True)])
+        seconds = [np.median([run.seconds for run in arm.runs[n]]) for n in every]
+        return Speed.by(conversation, [arm.runs[n][0].timed for n in every], seconds)
 
     def fastest(among: Sequence[Arm], chosen: Sequence[int]) -> Arm | None:
-        return max(among, key=lambda arm: ratio_interval(*timed(arm, chosen)).estimate, default=None)
+        return max(among, key=lambda arm: timed(arm, chosen).estimate, default=None)
 
     if over is None:
         best = fastest([arm for arm in arms if arm.name.startswith(FIXED)], range(len(prompts)))
         over = Reference(PLAIN, NO_FIXED) if best is None else Reference(best.name, SAME_RUNS)
     own = {arm.name: timed(arm, range(len(prompts))) for arm in arms if not arm.outside}
-    if not any(sum(tokens) for tokens, _ in own.values()):
+    if not any(np.sum(speed.tokens) for speed in own.values()):
         raise DraftgaugeError("no output has a token that was timed: ask for longer ones with --max-new-tokens")
-    # Of lengths that were asked for by name each may be the best.
-    best_setting = recommended(own, "" if over.chosen_from == ASKED else over.arm)
     rows: list[dict[str, Any]] = []
     for task in dict.fromkeys([*(p.task for p in prompts if p.task != ALL_TASKS), ALL_TASKS]):
         chosen = [n for n, p in enumerate(prompts) if task in (p.task, ALL_TASKS)]
         outside = fastest([arm for arm in arms if arm.name.startswith("transformers")], chosen)
+        plain, base = timed(by_name[PLAIN], chosen), timed(by_name[over.arm], chosen)
         for arm in arms:
-            spent = timed(arm, chosen)
+            speed = timed(arm, chosen)
             runs = [arm.runs[n][0] for n in chosen]
             steps = sum(run.steps for run in runs)
             outputs = [(arm.runs[n][0].tokens, by_name[PLAIN].runs[n][0].tokens) for n in chosen]
             differing = [sum(a != b for a, b in zip_longest(*both)) for both in outputs]
-            over_plain = paired_gain(*spent, *timed(by_name[PLAIN], chosen))
             row = {
                 "policy": arm.name,
                 "compression": compression,
@@ -98,19 +93,17 @@ def bench_rows(
                 "mismatches": sum(differing),
                 "mismatched_prompts": sum(count > 0 for count in differing),
                 "prefill_seconds": float(np.median([run.prefill_seconds for n in chosen for run in arm.runs[n]])),
-                **columns("tokens_per_second", ratio_interval(*spent)),
-                **{name: 1 + value for name, value in columns("ratio_to_plain", over_plain).items()},
-                "ratio_to_best_transformers": None,
-                "best_transformers": None,
-                "recommended": arm.name == best_setting,
+                **columns("tokens_per_second", speed.interval()),
+                **columns("ratio_to_plain", speed.over(plain)),
+                "ratio_to_best_transformers": None if outside is None else speed.over(timed(outside, chosen)).estimate,
+                "best_transformers": None if outside is None else outside.name,
                 "over": over.arm,
                 "over_from": over.chosen_from,
-                **columns("gain", paired_gain(*spent, *timed(by_name[over.arm], chosen))),
+                **columns("gain", speed.over(base).gain),
             }
-            if outside is not None:
-                row["ratio_to_best_transformers"] = 1 + paired_gain(*spent, *timed(outside, chosen)).estimate
-                row["best_transformers"] = outside.name
             rows.append({name: None if value != value else value for name, value in row.items()})
+    # Of lengths that were asked for by name each may be the best.
+    recommend(rows, own, "" if over.chosen_from == ASKED else over.arm)
     pooled = [row for row in rows if row["task"] == ALL_TASKS and row["policy"] in own]
-    next(row for row in pooled if row["recommended"])["verdict"] = str(verdict_of(pooled, command_line(), live=True))
+    say_verdict(pooled, command_line(), live=True)
     return rows

@@ -85,13 +85,12 @@ def _refuse_others(request: DoctorRequest, looked_at: str, *used: str) -> None:
 
 def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evidence:
     manifest, trace = Manifest.load(run), read_trace(run)
-    spec = replace(request.pair, target=manifest.target.source, drafter=manifest.drafter)
-    spec = replace(spec, draft=None if manifest.draft is None else manifest.draft.source)
+    spec = replace(request.pair, target=manifest.target.source, drafter=manifest.drafts_with)
     spec = replace(spec, loading=replace(spec.loading, tokenizer=manifest.tokenizer or spec.loading.tokenizer))
     if of_files is None:
         try:
-            for source in filter(None, (spec.target, spec.draft)):
-                files_of(source)  # nothing is fetched for a run whose models are not here
+            for entry in filter(None, (manifest.target, manifest.draft)):
+                files_of(entry.source)  # nothing is fetched for a run whose models are not here
             of_files = _of_files(spec, manifest.target.source, *drafter_of(spec))
         except DraftgaugeError as error:  # models that are no longer there
             warn(f"the files of the models are not looked at: {error}")

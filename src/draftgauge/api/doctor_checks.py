@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.evaluate import ALL_TASKS, plain_seconds
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.positions import context_lengths
-from draftgauge.judging.replay import replay_fixed_all
+from draftgauge.judging.replay import plain_replay, replay_fixed_all
 from draftgauge.models.compression import DTYPES
 from draftgauge.models.prompts_text import encode_prompt, token_ids
 from draftgauge.models.vocabulary import difference
@@ -262,7 +262,7 @@ def best_fixed(trace: Trace, costs: CostCurve) -> tuple[float, int]:
     """The speed of the best fixed length over plain decoding, below 1 if none pays, and that length."""
     seconds = [of.seconds.sum() for of in replay_fixed_all(narrow(trace, costs.gamma_max), costs)[1:]]
     best = int(np.argmin(seconds))
-    return float(plain_seconds(trace, costs).sum() / seconds[best]), best + 1
+    return float(plain_replay(trace, costs).seconds.sum() / seconds[best]), best + 1
 
 
 def draft_cost(e: Evidence) -> Seen:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import open_store, texts_of
-from draftgauge.api.pair import Pair, check_draft_is_used, load_pair, refuse_beside_pair, sampling_of, target_of
+from draftgauge.api.pair import Pair, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.api.policies import read_policies, warn_of_other_pairs
 from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
@@ -27,7 +26,6 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.traces.datastore import grow, stored_output
-from draftgauge.traces.repetition import distinct_share
 
 NO_MODEL = "prompt_lookup"  # plain decoding loads no draft
 OnText = Callable[[str, str], None]
@@ -41,8 +39,8 @@ def generate(
     objects: Mapping[str, Policy] | None = None,
     on_text: OnText | None = None,
     progress: Progress = silent,
-) -> tuple[str, Generation]:
-    """Decode one prompt and return the text and how it came about.
+) -> Generation:
+    """Decode one prompt: ``.text``, ``.tokens``, and ``.steps``, how they came about.
 
     The output is that of plain decoding: the same tokens when greedy, the same distribution when sampled.
     ``generate(pair, "a prompt", policy="fixed:4")`` decodes with a pair that is loaded already. The default policy
@@ -72,10 +70,9 @@ def generate(
     for each in named:
         if not each.weighs_cost:
             each.make(longest, None)  # a mistake shows before models are loaded
-    check_draft_is_used(request.pair)
     spec = request.pair
     if plain and pair is None:
-        spec = replace(spec, target=target_of(spec), drafter=NO_MODEL, draft=None)
+        spec = replace(spec, target=target_of(spec), drafter=NO_MODEL)
     pair = pair or load_pair(spec)
     store = None if request.datastore is None else open_store(request.datastore, vocabulary_digest(pair.tokenizer))
     sampling = sampling_of(request.sampling, pair.target_name)
@@ -102,28 +99,8 @@ def generate(
         grow(request.datastore, store.about, [stored_output(tokens, result.tokens)])
     if said := answers_warning([result.tokens], pair.end_tokens):
         warn(said)
-    return pair.tokenizer.decode(result.tokens, skip_special_tokens=True), result
-
-
-def generation_row(request: GenerateRequest, result: Generation) -> dict[str, Any]:
-    """What ``--json`` keeps of a generation."""
-    return {
-        "policy": request.policy,
-        "compression": ",".join(request.pair.compression),
-        "tokens": len(result.tokens),
-        "steps": len(result.steps),
-        "tokens_per_step": result.tokens_per_step,
-        "drafted": sum(step.drafted for step in result.steps),
-        "dropped": sum(step.dropped for step in result.steps),
-        "appended": sum(step.appended for step in result.steps),
-        "accepted": sum(step.accepted for step in result.steps),
-        "source_model": sum(step.accepted - step.accepted_text for step in result.steps) / len(result.steps),
-        "source_text": sum(step.accepted_text for step in result.steps) / len(result.steps),
-        "distinct_4grams": distinct_share([result.tokens]),
-        "tokens_per_second": result.tokens_per_second,
-        "prefill_seconds": result.prefill_seconds,
-        "finish": result.finish,
-    }
+    result.text = pair.tokenizer.decode(result.tokens, skip_special_tokens=True)
+    return result
 
 
 def _encode(pair: Pair, request: GenerateRequest) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,6 @@ from draftgauge.models.vocabulary import end_tokens
 from draftgauge.traces.manifest import Manifest
 from draftgauge.verification import Sampling
 
-DEFAULT_DRAFTER = "language_model"
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -41,6 +39,7 @@ class Pair:
 
     Attributes:
         target_name, draft_name: what was asked for; the latter None for a kind that takes no source.
+        spec: how it was loaded.
     """
 
     target: CachedModel
@@ -51,6 +50,7 @@ class Pair:
     draft_name: str | None
     compression: str
     taps: Taps | None = None
+    spec: PairSpec = field(default_factory=PairSpec)
 
     @property
     def draft(self) -> CachedModel | None:
@@ -113,8 +113,8 @@ def load_pair(spec: PairSpec) -> Pair:
     model = load_model(target, compression, spec.machine.device, engine, trusted, loading.device_map)
     drafts = kind.load(source, model, options)
     taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
-    draft = None if source is None else spec.drafter if str(source) == spec.drafter else spec.draft
-    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, draft, compression, taps)
+    asked = None if source is None else REFERENCE if spec.drafter in (None, name) else spec.drafter
+    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, asked, compression, taps, spec)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
@@ -127,9 +127,8 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
         replace(
             spec,
             target=manifest.target.source,
-            draft=manifest.draft.source if manifest.draft is not None else None,
             compression=(manifest.target.compression,),
-            drafter=spec.drafter or manifest.drafter,
+            drafter=spec.drafter or manifest.drafts_with,
             loading=replace(spec.loading, tokenizer=spec.loading.tokenizer or manifest.tokenizer, engine=engine),
         )
     )
@@ -167,18 +166,10 @@ def target_of(spec: PairSpec) -> str:
 
 
 def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
-    return choose_drafter(spec.drafter or DEFAULT_DRAFTER, spec.draft)
+    return choose_drafter(spec.drafter)
 
 
 def refuse_beside_pair(request: Any, *others: str) -> None:
     named = {entry.name for entry in settings_of(PairSpec)}.union(others) & given_settings(request)
     if at_odds := [entry.name for entry in settings_of(type(request)) if entry.name in named]:
         raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
-
-
-def check_draft_is_used(spec: PairSpec) -> None:
-    drafter = spec.drafter or DEFAULT_DRAFTER
-    name, source = drafter_of(spec)
-    unused = source is None or (drafter != name and str(source) == drafter)
-    if unused and spec.draft not in (None, REFERENCE, drafter):
-        raise DraftgaugeError(f"{drafter} drafts without the model {spec.draft}: leave out --draft, or --drafter")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, check_draft_is_used, drafter_of, labelled, load_pair, sampling_of, target_of
+from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
@@ -53,13 +53,17 @@ AskedPrompt = tuple[int, tuple[int, ...]]
 """A prompt's index and its token ids, as the models take them."""
 
 
-@verb(ProfileRequest)
-def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+@verb(ProfileRequest, loaded=Pair)
+def profile(request: ProfileRequest, *, pair: Pair | None = None, progress: Progress = silent) -> list[dict[str, Any]]:
     """Record traces and cost curves of a pair, one run for each compression of the target.
 
     Everything is checked before anything is recorded. An interrupted or killed run goes on where it stopped when the
     same is asked for again. With several compressions, ``out`` holds a folder for each. At a temperature above 0 output
     and drafts are drawn, and chances of acceptance are recorded (:mod:`draftgauge.traces.sampled`).
+
+    Args:
+        request: what to record, and of which pair.
+        pair: loaded already: ``profile(pair, "runs/x")``; the request's is loaded if None.
 
     Returns:
         Rows as :func:`profile_rows` describes; ``run`` names the folder of each run. Of a plan, as
@@ -68,17 +72,23 @@ def profile(request: ProfileRequest, *, progress: Progress = silent) -> list[dic
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
     """
+    if pair is not None:
+        refuse_beside_pair(request)
+        request = replace(request, pair=pair.spec)
     asked = sampling_of(request.sampling, target_of(request.pair))
     sampling = SamplingSpec(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p)
     request = replace(request, pair=labelled(request.pair), sampling=sampling)
     _check_recordable(request)
     if request.plan:
         return estimate_rows(request)
-    return profile_rows(record_runs(request, progress))
+    return profile_rows(record_runs(request, progress, pair=pair))
 
 
 def record_runs(
-    request: ProfileRequest, progress: Progress, known: Mapping[AskedPrompt, Answer] | None = None
+    request: ProfileRequest,
+    progress: Progress,
+    known: Mapping[AskedPrompt, Answer] | None = None,
+    pair: Pair | None = None,
 ) -> list[Path]:
     """Record a checked request; returns its run folders.
 
@@ -87,7 +97,7 @@ def record_runs(
     names, limit = request.pair.compression, request.output.max_new_tokens
     folders = run_folders(request.out, names)
     path, chosen = choose_prompts(request.prompts)
-    pair = load_pair(request.pair.at(names[0]))
+    pair = pair or load_pair(request.pair.at(names[0]))
     _check_later_compressions(pair, request)
     if request.prompts.chat is None:  # the manifest says what was done
         request = replace(request, prompts=replace(request.prompts, chat=pair.tokenizer.chat_template is not None))
@@ -151,7 +161,6 @@ def record_runs(
 
 
 def _check_recordable(request: ProfileRequest) -> None:
-    check_draft_is_used(request.pair)
     for compression in request.pair.compression:
         quantization_config(compression, torch.float32)
     kind, _ = drafter_of(request.pair)

@@ -24,15 +24,14 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import LoadOptions, drafter_kind, drafts_alone
-from draftgauge.judging.evaluate import ALL_TASKS, plain_seconds
+from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
-from draftgauge.judging.replay import replay
+from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
-from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import check_engine, load_tokenizer
 from draftgauge.policies.registry import NO_DRAFT, make_policy
 from draftgauge.traces.build import conversations, select
@@ -138,8 +137,8 @@ def _live(
     ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
-    plain = plain_seconds(decoded, costs).sum()
-    modelled = 1.0 if setting == NO_DRAFT else plain / replay(decoded, policy, costs).seconds.sum()
+    plain = plain_replay(decoded, costs)
+    modelled = 1.0 if setting == NO_DRAFT else plain.seconds.sum() / replay(decoded, policy, costs).seconds.sum()
     return ratios | {"live_modelled": modelled, "live_mismatched_prompts": live["mismatched_prompts"]}
 
 
@@ -166,8 +165,7 @@ def _run_folders(request: RankRequest) -> dict[str, Path]:
     if (request.out / MANIFEST_NAME).is_file():
         raise TraceError(f"{request.out} holds the run of one drafter, not of several: choose another folder")
     for drafter in request.drafters:
-        if "/" not in drafter and not Path(drafter).exists() and not drafts_alone(drafter):
-            model_folder(drafter)  # which refuses what can be no model, before hours are spent on the others
+        choose_drafter(drafter)  # which refuses what can draft nothing, before hours are spent on the others
     names = {drafter: re.sub(r"[^\w.-]+", "-", drafter).strip("-.") for drafter in request.drafters}
     if len({"", *names.values()}) <= len(names):
         raise DraftgaugeError(f"{', '.join(names)} have no folders of their own in {request.out}: give full paths")
@@ -197,8 +195,7 @@ def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
 
 
 def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
-    pair = PairSpec(target=request.target, compression=(request.compression,))
-    pair = replace(pair, drafter=drafter) if drafts_alone(drafter) else replace(pair, draft=drafter)
+    pair = PairSpec(target=request.target, compression=(request.compression,), drafter=drafter)
     return replace(pair, machine=request.machine, loading=request.loading)
 
 
@@ -256,4 +253,6 @@ def _weights_mib(run: Path) -> float:
     manifest = Manifest.load(run)
     if manifest.draft is None:
         return 0.0
-    return weight_bytes_of(drafter_kind(manifest.drafter).resolve(manifest.draft.source) or manifest.draft.source) / MIB
+    _, source = choose_drafter(manifest.draft.source)
+    assert source is not None
+    return weight_bytes_of(source) / MIB

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from draftgauge.api.costs import keep_costs, measured
-from draftgauge.api.pair import Pair, drafter_of, load_pair, sampling_of
+from draftgauge.api.pair import Pair, load_pair, sampling_of
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import note_differences, usable_answers
@@ -75,7 +75,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
             environment=machine,
             target=entry("target", pair.target.spec, pair.target.spec.attention, compression),
             draft=draft,
-            drafter=drafter_of(request.pair)[0],
+            drafter=pair.draft_source.name,
             device=str(device),
             gamma_max=request.drafts.gamma_max,
             max_new_tokens=request.output.max_new_tokens,
@@ -317,7 +317,6 @@ def _with_absolute_paths(request: ProfileRequest) -> ProfileRequest:
         pair=replace(
             pair,
             target=absolute(pair.target),
-            draft=absolute(pair.draft),
             drafter=absolute(pair.drafter),
             loading=replace(pair.loading, tokenizer=absolute(pair.loading.tokenizer)),
         ),

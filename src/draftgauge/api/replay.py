@@ -15,7 +15,7 @@ from draftgauge.judging.batch_rows import batch_rows
 from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design
 from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.replay import can_replay
-from draftgauge.judging.verdict import verdict_of
+from draftgauge.judging.verdict import say_verdict
 from draftgauge.policies.base import Policy
 from draftgauge.policies.batch import WHOLE_BATCH
 from draftgauge.policies.registry import current_name, with_objects
@@ -77,7 +77,6 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
         kept: dict[str, Any] = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         kept |= {"run": run.name} if len(runs) > 1 else {}
         own = [dict(row) | kept for row in evaluated]
-        pooled = [row for row in own if row["task"] == ALL_TASKS]
-        next(row for row in pooled if row["recommended"])["verdict"] = str(verdict_of(pooled, manifest.command))
+        say_verdict([row for row in own if row["task"] == ALL_TASKS], manifest.command)
         rows += own
     return rows

@@ -17,7 +17,7 @@ from draftgauge.core.locks import in_turn
 from draftgauge.core.progress import python_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.provenance import PYTHON_CALL
-from draftgauge.core.settings import make_request, settings_of
+from draftgauge.core.settings import leading_settings, make_request, settings_of
 from draftgauge.core.table import Rows
 
 Result = TypeVar("Result")
@@ -80,7 +80,7 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
 
 def _documented(text: str, request_class: type) -> str:
     """The docstring with every setting of the request in place of ``request``."""
-    settings = "".join(f"    {entry.name}: {entry.help}\n" for entry in settings_of(request_class))
+    settings = "".join(f"    {entry.name}: {entry.help}\n" for entry in settings_of(request_class) if not entry.hidden)
     if "\nArgs:\n" not in text:
         place = re.search(r"\n(?=(?:Returns|Raises):\n)", text)
         cut = place.start() if place else len(text)
@@ -91,15 +91,17 @@ def _documented(text: str, request_class: type) -> str:
 
 
 def _signature(request_class: type, own: list[inspect.Parameter]) -> inspect.Signature:
-    """What ``help()`` and editors show: the settings and their defaults."""
+    """What ``help()`` and ``__init__.pyi`` show: the settings and their defaults."""
     empty = inspect.Parameter.empty
+    leading = leading_settings(request_class)
     flat = [
         inspect.Parameter(
             entry.name,
-            inspect.Parameter.KEYWORD_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if entry in leading else inspect.Parameter.KEYWORD_ONLY,
             default=empty if entry.default is MISSING else entry.default,
             annotation=entry.annotation,
         )
         for entry in settings_of(request_class)
+        if not entry.hidden
     ]
-    return inspect.Signature(sorted([*flat, *own], key=lambda parameter: parameter.default is not empty))
+    return inspect.Signature([*flat, *own])

@@ -305,7 +305,7 @@ def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
 def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows; ``columns`` maps keys to headings, the ones that matter most first. Missing or empty values are left
     blank, and columns of nothing else left out. Under a heading that ends in "[95%]" intervals stand behind the
-    figures: from ``KEY_low`` to ``KEY_high``, or ``low`` to ``high``.
+    figures: from ``KEY_low`` to ``KEY_high``.
 
     Figures are never broken. Columns that do not fit on a terminal are named below the table, and shown with
     ``--wide``; into a file or a pipe lines are as long as they have to be.
@@ -354,7 +354,7 @@ def _cells(key: str, heading: str, rows: Sequence[Mapping[str, Any]]) -> list[st
 
 def _interval(row: Mapping[str, Any], key: str, form: Callable[[Any], str]) -> str:
     """``" [1.20, 1.41]"``; nothing of a single prompt or conversation."""
-    low, high = (row.get(f"{key}_{end}", row.get(end)) for end in ("low", "high"))
+    low, high = (row.get(f"{key}_{end}") for end in ("low", "high"))
     if row.get(key) is None or row.get("prompts") == 1 or low is None or low != low:
         return ""
     return f" [{form(low).strip('+%')}, {form(high).strip('+%')}]"

@@ -27,7 +27,7 @@ from draftgauge.core.settings import Setting, get_setting, make_request, setting
 
 TEXT = "\0"
 """Before words that begin with a dash and are no options while cyclopts reads them; no word holds a zero."""
-BASIC = ("target", "draft", "prompts", "out", "policies")  # shown first, before what few need
+BASIC = ("target", "drafter", "prompts", "out", "policies")  # shown first, before what few need
 PANEL = 3  # settings that a part of a request has at least, to be shown under a heading of its own
 
 Rows = Iterable[Mapping[str, Any]]
@@ -137,6 +137,7 @@ def _parameter(request_class: type, entry: Setting) -> inspect.Parameter:
         negative=no if switch else (),
         show_default=_shown(entry.default),
         required=required,
+        show=not entry.hidden,
         negative_iterable=(),
         negative_none=(),
         allow_repeating=True,  # the last one counts

@@ -60,18 +60,17 @@ def generate(
     show_drafts: Annotated[bool, Parameter(help=SHOW_DRAFTS, negative=(), show_default=False)] = False,
 ) -> list[dict[str, Any]]:
     from draftgauge.api.generate import generate as run
-    from draftgauge.api.generate import generation_row
 
     stream = show_text if show_drafts else partial(show_text, plain=True)
     if request.prompt == STANDARD_INPUT:
         # Bytes that are not UTF-8 are refused where the prompt is tokenised, as those of a prompt argument are.
         request = replace(request, prompt=sys.stdin.buffer.read().decode(errors="surrogateescape"))
     with progress() as advance:
-        _, result = run(request, on_text=stream, progress=advance)
+        generated = run(request, on_text=stream, progress=advance)
     console.print()
     if show_drafts:
         errors.print(legend(), soft_wrap=True, highlight=False)
-    row = generation_row(request, result)
+    row = {"policy": request.policy, "compression": ",".join(request.pair.compression), **generated.row()}
     kept = row["drafted"] - row["dropped"]
     proposed = kept + row["appended"]
     said = "drafted tokens accepted"

@@ -54,7 +54,7 @@ def make_app() -> App:
     add_verb(studies, "kvshot", study.kvshot, "Finished cells are kept: the same command goes on from there.")
     add_verb(studies, "speckv", study.speckv, AT_ONCE)
     groups: dict[str, tuple[tuple[str, Callable[..., Any], str] | App, ...]] = {
-        "Measure: draftgauge profile --target T --draft D --prompts prompts.jsonl --out runs/x": (
+        "Measure: draftgauge profile --target T --drafter D --prompts prompts.jsonl --out runs/x": (
             ("profile", profile.profile, KEPT),
             ("rank", rank.rank, KEPT),
             ("doctor", doctor.doctor, ""),

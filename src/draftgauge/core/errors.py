@@ -54,12 +54,12 @@ def meant(name: object, known: Iterable[str]) -> str:
     return "".join(f"did you mean {alike}? " for alike in get_close_matches(str(name), list(known), 1))
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """A Python warning that points at the caller's code: at the first frame outside of this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "draftgauge":
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -34,6 +34,7 @@ def option(
 
     Args:
         default: of the field; none for a required one.
+        help: what it does; empty for the former name of another, which is taken and not shown.
         positional: it may be given without its name.
         name: the option's name where it is not the field's, e.g. ``--policy``.
         negative: the option that sets a boolean to False where that is not ``--no-<name>``, e.g. ``--raw``.
@@ -60,6 +61,10 @@ class Setting:
     negative: str = ""
     repeated: bool = False
 
+    @property
+    def hidden(self) -> bool:
+        return not self.help
+
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:
     return _settings_of(cls)
@@ -71,6 +76,16 @@ def _settings_of(cls: Any) -> tuple[Setting, ...]:
     names = [entry.name for entry in settings]
     assert len(set(names)) == len(names), f"{cls.__name__} has two settings of one name: {names}"
     return settings
+
+
+def leading_settings(cls: Any) -> tuple[Setting, ...]:
+    """What a call may give by position: the settings before the first part, and before one that has to be named."""
+    leading: list[Setting] = []
+    for entry in settings_of(cls):
+        if entry.path or (entry.default is MISSING and leading and leading[-1].default is not MISSING):
+            break
+        leading.append(entry)
+    return tuple(leading)
 
 
 def _walk(owner: Any, path: tuple[str, ...]) -> Iterator[Setting]:
@@ -99,14 +114,18 @@ def make_request(
             with commas between them, or as its only item where items are given one by one.
     """
     settings = {entry.name: entry for entry in settings_of(cls)}
-    if len(arguments) > len(settings):
-        raise DraftgaugeError(f"{cls.__name__} takes at most {len(settings)} arguments, not {len(arguments)}")
-    given = dict(zip(settings, arguments, strict=False))
+    leading = [entry.name for entry in leading_settings(cls)]
+    if len(arguments) > len(leading):
+        raise DraftgaugeError(
+            f"{cls.__name__} takes {', '.join(leading)} by position, not {len(arguments)} arguments: name the others"
+        )
+    given = dict(zip(leading, arguments, strict=False))
     twice = sorted(set(given) & set(keywords))
     unknown = sorted(set(keywords) - set(settings))
     if twice or unknown:
+        shown = (name for name, entry in settings.items() if not entry.hidden)
         said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(map(repr, unknown))}"
-        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(settings)}")
+        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(shown)}")
     given |= keywords
     missing = [name for name, entry in settings.items() if entry.default is MISSING and name not in given]
     if missing:
@@ -123,7 +142,7 @@ def _converted(entry: Setting, value: Any, where: str) -> Any:
             return entry.default
         if isinstance(value, Path) or (entry.repeated and isinstance(value, str)):
             value = (value,)
-        value = tuple(value) if isinstance(value, set | frozenset) else value
+        value = tuple(value) if isinstance(value, set | frozenset | range) else value
     return convert(value, entry.annotation, where)
 
 

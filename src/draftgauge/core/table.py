@@ -9,7 +9,7 @@ from typing import Any
 
 from draftgauge.core.errors import MissingLibraryError
 
-LEADING = ("policy", "setting", "drafter", "ratio_to_plain", "speedup", "gain", "tokens_per_second", "tokens_per_step")
+LEADING = ("policy", "drafter", "ratio_to_plain", "gain", "tokens_per_second", "tokens_per_step")
 
 
 class Rows(list[dict[str, Any]]):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from draftgauge.decoding.stopping import Finish
 from draftgauge.policies.base import Step
+from draftgauge.traces.repetition import distinct_share
 
 Origin = Literal["accepted", "text", "corrected", "bonus", "plain"]
 """How a token came: drafted and accepted; looked up in the text and accepted; the target's own in place of a rejected
@@ -35,6 +36,7 @@ class Generation:
         tokens: the output without the prompt; the end token, if one came, is its last.
         finish: "length" (the limit was reached) or "stop" (an end token or a stop string).
         steps: what each step did, in order; a step starts where those before it ended.
+        text: the output as text, special tokens left out, where it came of :func:`draftgauge.generate`.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -43,6 +45,10 @@ class Generation:
     steps: list[Step] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
     def __repr__(self) -> str:
         return f"<Generation: {len(self.tokens)} tokens, {len(self.steps)} steps, {self.finish}>"
@@ -55,3 +61,22 @@ class Generation:
     def tokens_per_second(self) -> float:
         """Committed tokens a second of decoding, prefill not counted."""
         return len(self.tokens) / self.decode_seconds
+
+    def row(self) -> dict[str, Any]:
+        """Counts and speeds, as ``draftgauge generate --json`` keeps them."""
+        steps = self.steps
+        return {
+            "tokens": len(self.tokens),
+            "steps": len(steps),
+            "tokens_per_step": self.tokens_per_step,
+            "drafted": sum(step.drafted for step in steps),
+            "dropped": sum(step.dropped for step in steps),
+            "appended": sum(step.appended for step in steps),
+            "accepted": sum(step.accepted for step in steps),
+            "source_model": sum(step.accepted - step.accepted_text for step in steps) / len(steps),
+            "source_text": sum(step.accepted_text for step in steps) / len(steps),
+            "distinct_4grams": distinct_share([self.tokens]),
+            "tokens_per_second": self.tokens_per_second,
+            "prefill_seconds": self.prefill_seconds,
+            "finish": self.finish,
+        }

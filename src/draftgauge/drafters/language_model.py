@@ -7,7 +7,6 @@ from pathlib import Path
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.dense import Chances, DenseDrafts, draft_densely, draft_refused
@@ -19,6 +18,7 @@ from draftgauge.models.device import generator_on, upload
 from draftgauge.models.engines.gguf import GGUF_ENGINES
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps
@@ -124,7 +124,7 @@ class LanguageModelSource(DraftSource):
     """A draft model; all drafters made from it share its cache, so only one may be in use."""
 
     name = "language_model"
-    takes = "a draft model"
+    takes = "a draft model (a folder, or an id of the hub)"
     drafter_type = LanguageModelDrafter
     model: CachedModel
 
@@ -135,9 +135,11 @@ class LanguageModelSource(DraftSource):
 
     @classmethod
     def resolve(cls, source: Source) -> Source:
-        if source is None:
-            raise DraftgaugeError("drafter language_model needs a draft model: name one, or choose prompt_lookup")
-        return f"{REFERENCE}/draft" if source == REFERENCE else source
+        if source in (None, REFERENCE):
+            return f"{REFERENCE}/draft"
+        if source is not None and not is_gguf(source):
+            model_folder(source)  # which refuses what can be no model
+        return source
 
     @classmethod
     def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:

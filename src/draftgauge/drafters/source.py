@@ -23,12 +23,13 @@ from draftgauge.core.errors import DraftgaugeError, meant
 from draftgauge.core.extensions import import_others
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.folder import other_kind
+from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.verification import Sampling
 
 Source = str | Path | None
 SHORT_NAMES = {"lookup": "prompt_lookup"}
+LANGUAGE_MODEL = "language_model"  # which drafts where no other kind recognises a source
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class DraftSource(ABC):
 
     Attributes:
         name: of the kind, as ``--drafter`` and manifests have it.
-        takes: what the ``draft`` argument names for this kind, in words; empty if it takes none.
-        self_describing: the files of its source show the kind, so ``--drafter`` may name the source alone.
+        takes: what ``--drafter`` names for this kind, in words; empty if it takes nothing but its name.
+        self_describing: the files of a source show that it is of this kind.
         drafter_type: class of its drafters. Whether it is a :class:`~draftgauge.drafters.dense.DraftsEverywhere` or
             :class:`~draftgauge.drafters.dense.DraftsRefused` decides how traces are recorded.
         model: its language model, with which transformers' assisted generation can draft too, or None.
@@ -80,7 +81,7 @@ class DraftSource(ABC):
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
-        """Whether a ``drafter`` argument that names no kind is a source of this one."""
+        """Whether a source is of this kind, for those that are self-describing."""
         return False
 
     @classmethod
@@ -147,27 +148,21 @@ def drafter_kind(name: str) -> type[DraftSource]:
     return kinds[name]
 
 
-def drafts_alone(drafter: str | Path) -> bool:
-    """Whether it names a kind or is a source from which the kind is known; else it is a draft model."""
-    kinds, named = drafter_kinds(), SHORT_NAMES.get(str(drafter), drafter)
-    return str(named) in kinds or any(kind.recognises(named) for kind in kinds.values())
+def choose_drafter(drafter: str | Path | None) -> tuple[str, Source]:
+    """The name of the kind that is to draft, and the model or folder that it takes.
 
-
-def choose_drafter(drafter: str | Path, draft: Source) -> tuple[str, Source]:
-    """The name of the kind that is to draft, and the model or folder it takes.
-
-    ``drafter`` names a kind, whose source is ``draft``, or is itself a source from which the kind is known.
+    ``drafter`` is a kind by name or a source: of the kind that recognises it, else a draft model. None is the bundled
+    one.
     """
-    kinds, drafter = drafter_kinds(), SHORT_NAMES.get(str(drafter), drafter)
-    if str(drafter) in kinds:
-        return str(drafter), kinds[str(drafter)].resolve(draft)
+    kinds, named = drafter_kinds(), SHORT_NAMES.get(str(drafter), REFERENCE if drafter is None else drafter)
+    if str(named) in kinds:
+        return str(named), kinds[str(named)].resolve(None)
     for kind in kinds.values():
-        if kind.recognises(drafter):
-            return kind.name, drafter
-    named = ", ".join(kind.name for kind in kinds.values() if not kind.self_describing)
-    folders = " or ".join(kind.takes for kind in kinds.values() if kind.self_describing)
-    folder_kind, alike = other_kind(Path(drafter)), meant(drafter, (*kinds, *SHORT_NAMES))
-    raise DraftgaugeError(
-        f"unknown drafter {str(drafter)!r}: {alike}choose {named}, or give {folders}; {drafter} is "
-        f"{folder_kind or 'not one'} (a draft model is given with --draft)"
-    )
+        if kind.recognises(named):
+            return kind.name, named
+    if "/" not in str(named) and named != REFERENCE and not Path(named).exists():
+        names = ", ".join(kind.name for kind in kinds.values() if not kind.takes)
+        sources = " or ".join(kind.takes for kind in kinds.values() if kind.takes)
+        alike = meant(named, (REFERENCE, *kinds, *SHORT_NAMES))
+        raise DraftgaugeError(f"unknown drafter {str(named)!r}: {alike}choose {names}, or give {sources}")
+    return LANGUAGE_MODEL, kinds[LANGUAGE_MODEL].resolve(named)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind, drafts_alone
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.generate_arguments import GenerateArguments
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.base import CachedModel
@@ -56,10 +56,7 @@ class BoundPair:
             )
         else:
             options = replace(options, compression=half_precision(self.target.spec.dtype))
-            source: str | Path | None = drafter
-            name = LanguageModelSource.name
-            if drafts_alone(drafter):
-                name, source = choose_drafter(drafter, None)
+            name, source = choose_drafter(drafter)
             kind = drafter_kind(name)
             if tokenizer is not None:
                 kind.check(source, tokenizer, options)

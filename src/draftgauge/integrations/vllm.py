@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftgauge.api.requests.parts import drafter_for
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.signals import SignalName
 from draftgauge.drafters.base import Draft, completed
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
-from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter, drafter_kind
+from draftgauge.drafters.source import LANGUAGE_MODEL, Drafting, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
@@ -31,19 +32,21 @@ from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, a
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.engine_costs import read_costs
 
-LANGUAGE_MODEL = "language_model"
-
 
 @dataclass(frozen=True)
 class ProposerOptions:
     """What ``--additional-config '{"draftgauge": {...}}'`` takes."""
 
-    draft: str | None = None  # an id, a folder, or 'reference'
-    drafter: str = LANGUAGE_MODEL  # or 'prompt_lookup'
+    drafter: str | None = None  # a draft model's id or folder, 'reference', or 'lookup'
     policy: str | None = None  # by spec or fitted file; always ``num_speculative_tokens`` if left out
     costs: Path | None = None  # JSON of what a step costs here, for policies that weigh cost
     device: str | None = None  # of the drafter; that of vLLM if left out
     costs_out: Path = Path("vllm-costs.json")  # what CostProbe measured
+    draft: str | None = None  # former name of ``drafter``, where a model drafts
+
+    def __post_init__(self) -> None:
+        if self.draft is not None:
+            object.__setattr__(self, "drafter", drafter_for(self.draft, self.drafter))
 
 
 @dataclass(eq=False)
@@ -183,7 +186,9 @@ class Proposer:
 
 def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozenset[int]) -> RowDrafter:
     """The drafter, checked against the target's tokenizer."""
-    name, source = choose_drafter(options.drafter, options.draft)
+    if options.drafter is None:
+        raise DraftgaugeError("name what drafts: additional_config's draftgauge needs a drafter, a model or 'lookup'")
+    name, source = choose_drafter(options.drafter)
     kind = drafter_kind(name)
     model_config = vllm_config.model_config
     device = options.device or str(getattr(vllm_config.device_config, "device", "cpu"))

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.judging.batched import replay_batch
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
-from draftgauge.judging.statistics.paired import paired_gain
 from draftgauge.policies.batch import make_batch_policy
 from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
@@ -42,20 +42,20 @@ def batch_rows(
     for batch in batches:
         queues = queues_of(conversations(trace), batch)
         of_batch: list[dict[str, Any]] = []
-        timed: dict[str, list[NDArray[np.float64]]] = {}
+        speeds: dict[str, Speed] = {}
         for spec in dict.fromkeys((*fixed, *specs)):
             policy = make_batch_policy(spec, batch, longest, costs, passes.verify_seconds)
             outcomes = [replay_batch(trace, policy, passes, batch, queue) for queue in queues]
             figures = [(of.committed, of.seconds, of.drafted, of.steps) for of in outcomes]
             committed, seconds, drafted, steps = np.array(figures).T  # each [groups]
-            timed[spec] = [committed, seconds]
+            speeds[spec] = Speed(committed, seconds)
             of_batch.append(
                 {
                     "compression": trace.compression,
                     "batch": batch,
                     "policy": spec,
                     "gamma": fixed.index(spec) if spec in fixed else None,
-                    "tokens_per_second": float(committed.sum() / seconds.sum()),
+                    "tokens_per_second": speeds[spec].estimate,
                     "tokens_per_step": float(committed.sum() / steps.sum() / batch),
                     "drafted_per_step": float(drafted.sum() / steps.sum() / batch),
                 }
@@ -63,7 +63,7 @@ def batch_rows(
         plain = of_batch[0]["tokens_per_second"]  # that drafts nothing
         best = max((row for row in of_batch if row["gamma"] is not None), key=lambda row: row["tokens_per_second"])
         for row in of_batch:
-            gain = columns("gain", paired_gain(*timed[row["policy"]], *timed[best["policy"]]))
+            gain = columns("gain", speeds[row["policy"]].over(speeds[best["policy"]]).gain)
             rows.append(row | {"ratio_to_plain": row["tokens_per_second"] / plain, "best": row is best} | gain)
     return rows
 

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.positions import context_lengths, prompt_of_rows, sum_by_prompt
-from draftgauge.judging.replay import Replay, replay, replay_fixed_all
+from draftgauge.judging.replay import Replay, plain_replay, replay, replay_fixed_all
 from draftgauge.judging.splits import EVERYTHING, Design
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns
-from draftgauge.judging.statistics.paired import holm, paired_gain, ratio_interval
-from draftgauge.judging.verdict import recommended, totals
+from draftgauge.judging.statistics.paired import holm
+from draftgauge.judging.verdict import recommend
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.registry import NO_DRAFT, fixed_name
@@ -116,28 +115,26 @@ def evaluate(
     all_fixed = replay_fixed_all(trace, costs)
     best_gamma = _best_of(all_fixed) if best_fixed is None else best_fixed
     fixed, bound = all_fixed[best_gamma], outcomes.get(HINDSIGHT) or hindsight_optimum(trace, costs)
-    rival = None if against.best_rival is None else outcomes[against.best_rival]
-    plain, grams, conversation = plain_seconds(trace, costs), prompt_gram_counts(trace), conversations(trace)
+    grams, conversation = prompt_gram_counts(trace), conversations(trace)
+    bases = {"plain": plain_replay(trace, costs), "fixed": fixed}
+    bases |= {} if against.best_rival is None else {"rival": outcomes[against.best_rival]}
+    groups = [
+        (task, mask, {name: of.speed(conversation, mask) for name, of in bases.items()})
+        for task, mask in task_masks(trace)
+    ]
     ratio = costs.cost_ratio()
     rows: list[Row] = []
     for name, outcome in outcomes.items():
-        for task, mask in task_masks(trace):
-            numbers = np.unique(conversation[mask], return_inverse=True)[1].reshape(-1)
-            # By conversation: its turns are not independent samples.
-            tokens, seconds, fixed_tokens, fixed_seconds, plain_spent = (
-                sum_by_prompt(numbers, values[mask])
-                for values in (outcome.committed, outcome.seconds, fixed.committed, fixed.seconds, plain)
-            )
+        for task, mask, base in groups:
+            speed = outcome.speed(conversation, mask)
             steps, drafted = outcome.steps[mask].sum().item(), outcome.drafted[mask].sum().item()  # or means over walks
             accepted, text = float(outcome.accepted[mask].sum()), float(outcome.accepted_text[mask].sum())
             proposed = drafted + (outcome.appended - outcome.dropped)[mask].sum().item()
-            gain = paired_gain(tokens, seconds, fixed_tokens, fixed_seconds, resamples=resamples)
+            gain = speed.over(base["fixed"], resamples).gain
             over_rival: Row = dict.fromkeys(("gain_over_rival", "gain_over_rival_low", "gain_over_rival_high"))
-            if rival is not None:
-                base = (sum_by_prompt(numbers, values[mask]) for values in (rival.committed, rival.seconds))
-                over_rival |= columns("gain_over_rival", paired_gain(tokens, seconds, *base, resamples=resamples))
-            speed, slow, top = (1 / float(each.seconds[mask].sum()) for each in (outcome, fixed, bound))
-            captured = None if math.isclose(top, slow, rel_tol=1e-9) else (speed - slow) / (top - slow)
+            if "rival" in base:
+                over_rival |= columns("gain_over_rival", speed.over(base["rival"], resamples).gain)
+            pace, slow, top = (1 / float(each.seconds[mask].sum()) for each in (outcome, fixed, bound))
             row: Row = {
                 "policy": name,
                 "compression": trace.compression,
@@ -148,16 +145,16 @@ def evaluate(
                 "tuned": name in against.tuned,
                 "prompts": int(mask.sum()),
                 "steps": steps,
-                "tokens": int(tokens.sum()),
-                "tokens_per_step": float(tokens.sum() / steps),
+                "tokens": int(outcome.committed[mask].sum()),
+                "tokens_per_step": float(outcome.committed[mask].sum() / steps),
                 "drafted_per_step": drafted / steps,
                 "appended_per_step": float(outcome.appended[mask].sum() / steps),
                 "acceptance_rate": accepted / proposed if proposed else None,
                 "source_model": (accepted - text) / steps,
                 "source_text": text / steps,
                 "distinct_4grams": distinct_ratio(grams[mask]),
-                **columns("tokens_per_second", ratio_interval(tokens, seconds, resamples=resamples)),
-                **columns("ratio_to_plain", ratio_interval(plain_spent, seconds, resamples=resamples)),
+                **columns("tokens_per_second", speed.interval(resamples)),
+                **columns("ratio_to_plain", speed.over(base["plain"], resamples)),
                 "best_fixed_gamma": best_gamma,
                 "best_fixed_from": SAME_PROMPTS if best_fixed is None else TRAIN,
                 **columns("gain", gain),
@@ -165,17 +162,15 @@ def evaluate(
                 "p_holm": None,
                 "best_rival": against.best_rival,
                 **over_rival,
-                "captured": captured,
+                "captured": None if math.isclose(top, slow, rel_tol=1e-9) else (pace - slow) / (top - slow),
             }
             rows.append(row)
-    for task, _ in task_masks(trace):
+    for task, *_ in groups:
         tested = [row for row in rows if row["task"] == task and row["policy"] not in against.references]
         for row, adjusted in zip(tested, holm([cast(float, row["p_value"]) for row in tested]), strict=True):
             row["p_holm"] = adjusted
-    candidates = {name: it for name, it in outcomes.items() if name not in BOUNDS}
-    chosen = recommended(totals(candidates, conversation), fixed_name(best_gamma), resamples) if candidates else None
-    for row in rows:
-        row["recommended"] = row["policy"] == chosen
+    candidates = {name: of.speed(conversation) for name, of in outcomes.items() if name not in BOUNDS}
+    recommend(rows, candidates, fixed_name(best_gamma), resamples)
     return rows
 
 
@@ -222,12 +217,6 @@ def evaluate_design(
 def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
     """The shortest of the fastest fixed lengths; 0 where not drafting is best."""
     return _best_of(replay_fixed_all(trace, costs))
-
-
-def plain_seconds(trace: Trace, costs: CostCurve) -> NDArray[np.float64]:
-    """``[prompts]`` modelled seconds of decoding each output plainly, one token a step."""
-    step_seconds = np.interp(context_lengths(trace), costs.contexts, costs.plain)
-    return sum_by_prompt(prompt_of_rows(trace), step_seconds, len(trace.prompts))
 
 
 def task_masks(trace: Trace) -> Iterator[tuple[str, NDArray[np.bool_]]]:

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, plain_seconds, task_masks
+from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, task_masks
 from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
-from draftgauge.judging.positions import sum_by_prompt
-from draftgauge.judging.replay import Replay, can_replay, replay, replay_lengths
+from draftgauge.judging.replay import Replay, can_replay, plain_replay, replay
 from draftgauge.judging.splits import design_of
 from draftgauge.judging.statistics.bootstrap import columns
-from draftgauge.judging.statistics.paired import paired_gain, ratio_interval
-from draftgauge.judging.verdict import LOOKUP, is_level, recommended, totals
+from draftgauge.judging.verdict import LOOKUP, recommended
 from draftgauge.policies.registry import NO_DRAFT, compared_policies, fixed_name, make_policy
 from draftgauge.traces.build import conversations, select
 from draftgauge.traces.costs import CostCurve
@@ -57,9 +55,7 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
     """
     ranked = {name: _at_best(*of) for name, of in recorded.items()}
     first = next(iter(ranked.values()))
-    nothing = replay_lengths(first.trace, np.zeros(first.trace.positions, np.int64), first.costs)
-    plain = replace(nothing, seconds=plain_seconds(first.trace, first.costs))
-    ranked[NO_DRAFT] = first._replace(setting="plain", of=plain)
+    ranked[NO_DRAFT] = first._replace(setting="plain", of=plain_replay(first.trace, first.costs))
     order = sorted(ranked, key=lambda name: -ranked[name].of.tokens_per_second)
     lookups = [ranked[name] for name in LOOKUPS if name in ranked]
     over = {"gain": ranked[order[0]]} | ({"gain_over_lookup": lookups[0]} if lookups else {})
@@ -108,10 +104,11 @@ def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     rules = [each for each in compared_policies() if each != LOOKUP]  # which is a drafter here
     policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *rules)}
     tried = {name: replay(design.trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
-    tried[NO_DRAFT] = replace(tried[NO_DRAFT], seconds=plain_seconds(design.trace, costs))
+    tried[NO_DRAFT] = plain_replay(design.trace, costs)
     with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
         tried[FITTED] = replay_fitted(design, costs)
-    setting = recommended(totals(tried, conversations(design.trace)), best)
+    numbers = conversations(design.trace)
+    setting = recommended({name: of.speed(numbers) for name, of in tried.items()}, best)
     return Ranked(setting, design.trace, costs, tried[setting])
 
 
@@ -133,18 +130,10 @@ def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:
 def _row(
     name: str, rank: int, of: Ranked, over: Mapping[str, Ranked], group: Mapping[str, str | None], mask: Mask
 ) -> dict[str, Any]:
-    numbers = np.unique(conversations(of.trace)[mask], return_inverse=True)[1].reshape(-1)
-
-    def summed(values: NDArray[Any]) -> NDArray[np.float64]:
-        return sum_by_prompt(numbers, values[mask])
-
-    outcome = of.of
-    tokens, seconds = summed(outcome.committed), summed(outcome.seconds)
-    gains = {
-        key: paired_gain(tokens, seconds, summed(than.of.committed), summed(than.of.seconds))
-        for key, than in over.items()
-    }
-    compared = {column: value for key, gain in gains.items() for column, value in columns(key, gain).items()}
+    numbers, outcome = conversations(of.trace), of.of
+    speed = outcome.speed(numbers, mask)
+    ratios = {key: speed.over(than.of.speed(numbers, mask)) for key, than in over.items()}
+    compared = {column: value for key, ratio in ratios.items() for column, value in columns(key, ratio.gain).items()}
     depths = [] if name == NO_DRAFT else acceptance_by_depth(select(of.trace, mask), resamples=1)
     alphas = {f"alpha_{row['depth']}": row["rate"] for row in depths if row["task"] == ALL_TASKS}
     return {
@@ -153,13 +142,13 @@ def _row(
         **group,
         "setting": of.setting,
         "prompts": int(mask.sum()),
-        **columns("tokens_per_second", ratio_interval(tokens, seconds)),
-        "ratio_to_plain": float(plain_seconds(of.trace, of.costs)[mask].sum() / seconds.sum()),
-        "tokens_per_step": float(tokens.sum() / outcome.steps[mask].sum()),
+        **columns("tokens_per_second", speed.interval()),
+        "ratio_to_plain": speed.estimate / plain_replay(of.trace, of.costs).speed(numbers, mask).estimate,
+        "tokens_per_step": float(outcome.committed[mask].sum() / outcome.steps[mask].sum()),
         "source_model": float((outcome.accepted - outcome.accepted_text)[mask].sum() / outcome.steps[mask].sum()),
         **compared,
-        "p_value": gains["gain"].p_value,
-        "level": is_level(gains["gain"]),
+        "p_value": ratios["gain"].p_value,
+        "level": ratios["gain"].level,
         "cost_ratio": None if name == NO_DRAFT else of.costs.cost_ratio(),
         "cost_doubt": None if name == NO_DRAFT else of.costs.doubt() or None,
         **alphas,

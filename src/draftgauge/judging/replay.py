@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.judging.asking import prompt_steps
-from draftgauge.judging.positions import check_prompt_tokens, context_lengths, draft_caps, signal_arrays, sum_by_prompt
+from draftgauge.judging.positions import (
+    check_prompt_tokens,
+    context_lengths,
+    draft_caps,
+    prompt_of_rows,
+    signal_arrays,
+    sum_by_prompt,
+)
+from draftgauge.judging.speed import Speed
 from draftgauge.policies.base import DropsLast, Extends, Policy, ReadsText, StatelessPolicy, reads_of
 from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
@@ -79,6 +87,10 @@ class Replay:
         """Committed tokens over modelled seconds; NaN without a cost curve."""
         return float(self.committed.sum() / self.seconds.sum())
 
+    def speed(self, conversation: Ints, mask: NDArray[np.bool_] | slice = slice(None)) -> Speed:
+        """By the ``conversation`` ``[prompts]`` of each prompt, of some prompts."""
+        return Speed.by(conversation[mask], self.committed[mask], self.seconds[mask])
+
 
 def can_replay(trace: Trace, policy: Policy) -> bool:
     """Whether a trace says how a policy does: a sampled one lacks the chances of tokens looked up in the text."""
@@ -122,6 +134,13 @@ def replay_fixed_all(trace: Trace, costs: CostCurve | None = None) -> list[Repla
     if trace.sampled is not None:
         return [mean_of(of_draws) for of_draws in zip(*(replay_fixed_all(w, costs) for w in draws(trace)), strict=True)]
     return [replay_lengths(trace, np.full(trace.positions, gamma), costs) for gamma in range(trace.gamma_max + 1)]
+
+
+def plain_replay(trace: Trace, costs: CostCurve) -> Replay:
+    """Plain decoding of each output, one token a step, in its own modelled seconds: no step of drafting nothing."""
+    seconds = np.interp(context_lengths(trace), costs.contexts, costs.plain)
+    nothing = replay_lengths(trace, np.zeros(trace.positions, np.int64))
+    return replace(nothing, seconds=sum_by_prompt(prompt_of_rows(trace), seconds, len(trace.prompts)))
 
 
 def replay_lengths(trace: Trace, lengths: Ints, costs: CostCurve | None = None, reads: Reads = NO_SIGNALS) -> Replay:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from draftgauge.judging.positions import sum_by_prompt
-from draftgauge.judging.replay import Replay
 from draftgauge.judging.settling import MORE, needed, with_longer_costs, with_more
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES
-from draftgauge.judging.statistics.paired import Comparison, paired_gain
 from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
 from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
 
-LEVEL = 0.01  # policies whose speeds differ by less are level
 NOT_DRAFTING = (NO_DRAFT, "plain")
 LOOKUP = "lookup"
-
-Totals = tuple[ArrayLike, ArrayLike]
 
 
 @dataclass(frozen=True)
@@ -107,13 +99,15 @@ class Verdict:
         return f"Not known yet: {self.unknown}. So far: {known}" if self.unknown else known
 
 
-def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False) -> Verdict:
+def verdict_of(
+    rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False, unit: str = "prompts"
+) -> Verdict:
     """The verdict on the rows of one run over all its prompts.
 
     Args:
         rows: with ``policy``, ``ratio_to_plain`` with ``_low`` and ``_high``, ``recommended`` and ``prompts``, as
             :func:`~draftgauge.judging.evaluate.evaluate` makes them; ``cost_doubt`` where costs were modelled.
-        command, live: as of :class:`Verdict`.
+        command, live, unit: as of :class:`Verdict`.
     """
     chosen = next(row for row in rows if row["recommended"])
     others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
@@ -132,6 +126,7 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
         chosen["prompts"],
         chosen.get("cost_doubt") or "",
         command,
+        unit,
         live=live,
         text_only=bool(chosen.get("appended_per_step")) and not chosen.get("drafted_per_step"),
         lookup=next((row["ratio_to_plain"] for row in rows if row["policy"] == LOOKUP), None),
@@ -140,34 +135,37 @@ def verdict_of(rows: Sequence[Mapping[str, Any]], command: str = "", live: bool 
     )
 
 
-def is_level(gain: Comparison) -> bool:
-    """Whether what gains this over another is level with it: -1% or more, or an interval that reaches 0."""
-    return gain.estimate >= -LEVEL or gain.high >= 0
+def say_verdict(rows: Sequence[dict[str, Any]], command: str, live: bool = False) -> None:
+    """Add the ``verdict``, in words, to the recommended one of the rows over all prompts."""
+    next(row for row in rows if row["recommended"])["verdict"] = str(verdict_of(rows, command, live))
 
 
-def totals(outcomes: Mapping[str, Replay], conversation: NDArray[np.int64]) -> dict[str, Totals]:
-    """Tokens and seconds of replays, summed by the conversation ``[prompts]`` of each prompt."""
-    return {
-        name: (sum_by_prompt(conversation, of.committed), sum_by_prompt(conversation, of.seconds))
-        for name, of in outcomes.items()
-    }
+def recommend(
+    rows: Iterable[dict[str, Any]], speeds: Mapping[str, Speed], best_fixed: str, resamples: int = TEST_RESAMPLES
+) -> None:
+    """Say in every row whether its policy is the :func:`recommended` one; none is where there are no speeds."""
+    chosen = recommended(speeds, best_fixed, resamples) if speeds else None
+    for row in rows:
+        row["recommended"] = row["policy"] == chosen
 
 
-def recommended(timed: Mapping[str, Totals], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
-    """The name of the simplest policy that is level with the fastest one (:func:`is_level`): of the fewest tuned or
+def recommended(speeds: Mapping[str, Speed], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
+    """The name of the simplest policy that is level with the fastest one (:attr:`Ratio.level`): of the fewest tuned or
     fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`); of equals one with the numbers it is shipped
     with, which needs no fit, then the faster one.
 
     Args:
-        timed: tokens and seconds ``[conversations]`` of the same prompts, by the spec of the policy.
+        speeds: on the same prompts, by the spec of the policy.
         best_fixed: the best fixed length. The others are no candidates: of all lengths the one that happens to be
             fastest on these prompts would be favoured.
         resamples: of the intervals.
     """
-    aside = [name for name in timed if name.startswith(FIXED) and name != best_fixed and best_fixed in timed]
-    candidates = {name: of for name, of in timed.items() if name not in aside}
-    speeds = {name: float(np.sum(tokens) / np.sum(seconds)) for name, (tokens, seconds) in candidates.items()}
-    fastest = candidates[max(speeds, key=speeds.__getitem__)]
-    level = [name for name, of in candidates.items() if is_level(paired_gain(*of, *fastest, resamples=resamples))]
+    aside = [name for name in speeds if name.startswith(FIXED) and name != best_fixed and best_fixed in speeds]
+    candidates = {name: of for name, of in speeds.items() if name not in aside}
+    fastest = max(candidates.values(), key=lambda speed: speed.estimate)
+    level = [name for name, speed in candidates.items() if speed.over(fastest, resamples).level]
     numbers = {name: 0 if name in NOT_DRAFTING else complexity_of(name) for name in level}
-    return min(level, key=lambda name: (numbers[name], name.endswith((FITTED_SUFFIX, FITTED_HERE)), -speeds[name]))
+    return min(
+        level,
+        key=lambda name: (numbers[name], name.endswith((FITTED_SUFFIX, FITTED_HERE)), -candidates[name].estimate),
+    )

@@ -26,7 +26,7 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
     draft_tokens = {index: token for token, index in draft_ids.items()}
     shown = difference(differing, target_tokens, draft_tokens, ("the target", "the draft"))
     unnamed = (
-        " (the bundled one: name yours with --draft)" if draft.name_or_path == str(reference_path("draft")) else ""
+        " (the bundled one: name yours with --drafter)" if draft.name_or_path == str(reference_path("draft")) else ""
     )
     raise ModelError(
         f"target and draft{unnamed} have different vocabularies ({len(target_ids)} and {len(draft_ids)} tokens, "

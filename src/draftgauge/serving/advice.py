@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from draftgauge.judging.batch_rows import batch_rows
-from draftgauge.judging.evaluate import plain_seconds
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.positions import context_lengths, sum_by_prompt
-from draftgauge.judging.replay import Replay, replay, replay_fixed_all, replay_lengths
+from draftgauge.judging.replay import Replay, plain_replay, replay, replay_fixed_all, replay_lengths
 from draftgauge.judging.splits import EVERYTHING, Design
-from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, Interval, columns
-from draftgauge.judging.statistics.paired import ratio_interval
+from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.judging.verdict import LOOKUP as RULE
-from draftgauge.judging.verdict import Verdict, recommended, totals, verdict_of
+from draftgauge.judging.verdict import Verdict, recommend, verdict_of
 from draftgauge.policies.registry import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.serving.engines import LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
@@ -51,48 +49,36 @@ def advise_settings(
         fitted: finished replays, by the name of the setting.
 
     Returns:
-        One row a setting, in their order: ``setting``, ``speedup`` over plain decoding with its 95% interval by prompt,
-        ``low`` to ``high``, ``tokens_per_step``, ``drafted_per_step`` and ``acceptance_rate``, None if nothing was
-        drafted; and the verdict.
+        One row a setting, in their order, with keys of :func:`~draftgauge.judging.evaluate.evaluate`: ``policy``,
+        ``ratio_to_plain``, ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step``, ``acceptance_rate``,
+        ``prompts``, ``cost_doubt`` and ``recommended``; and the verdict.
     """
     trace = design.trace
     if trace.sampled is not None:  # the recorded signals are then of refused drafts
         settings = [setting for setting in settings if not setting.startswith(P_MIN)]
     replays = {setting: _run(setting, trace, costs) for setting in settings} | dict(fitted or {})
-    conversation = conversations(trace)
-    plain = sum_by_prompt(conversation, plain_seconds(trace, costs))
+    numbers = conversations(trace)
+    speeds = {setting: run.speed(numbers) for setting, run in replays.items()}
+    plain = plain_replay(trace, costs).speed(numbers)
 
     def row(setting: str, run: Replay) -> dict[str, Any]:
-        ratio = ratio_interval(plain, sum_by_prompt(conversation, run.seconds), resamples=TEST_RESAMPLES)
         steps, drafted = float(run.steps.sum()), float(run.drafted.sum())
         proposed = drafted + float((run.appended - run.dropped).sum())
         return {
-            "setting": setting,
-            "speedup": ratio.estimate,
-            "low": ratio.low,
-            "high": ratio.high,
+            "policy": setting,
+            **columns("ratio_to_plain", speeds[setting].over(plain, TEST_RESAMPLES)),
             "tokens_per_step": float(run.committed.sum()) / steps,
             "drafted_per_step": drafted / steps,
+            "appended_per_step": float(run.appended.sum()) / steps,
             "acceptance_rate": float(run.accepted.sum()) / proposed if proposed else None,
+            "prompts": len(trace.prompts),
+            "cost_doubt": costs.doubt() or None,
         }
 
     rows = [row(setting, run) for setting, run in replays.items()]
     length = best_length(design, costs)
-    best = f"{FIXED}{length}" if length else PLAIN
-    chosen = recommended(totals(replays, conversation), best)
-    judged = [
-        {
-            "policy": it["setting"],
-            **columns("ratio_to_plain", Interval(it["speedup"], it["low"], it["high"])),
-            "recommended": it["setting"] == chosen,
-            "prompts": len(trace.prompts),
-            "cost_doubt": costs.doubt(),
-            "drafted_per_step": it["drafted_per_step"],
-            "appended_per_step": float((of := replays[it["setting"]]).appended.sum() / of.steps.sum()),
-        }
-        for it in rows
-    ]
-    return rows, verdict_of(judged, command)
+    recommend(rows, speeds, f"{FIXED}{length}" if length else PLAIN)
+    return rows, verdict_of(rows, command)
 
 
 def flags_of(
@@ -134,18 +120,19 @@ def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:
 def best_length(design: Design, costs: CostCurve) -> int:
     """The best fixed length on training prompts where there are any; 0 where plain decoding is faster."""
     seconds = [run.seconds.sum() for run in replay_fixed_all(design.training, costs)]
-    seconds[0] = plain_seconds(design.training, costs).sum()
+    seconds[0] = plain_replay(design.training, costs).seconds.sum()
     return int(np.argmin(seconds))
 
 
 def _run(setting: str, trace: Trace, costs: CostCurve) -> Replay:
     if setting.startswith(P_MIN):
         return _p_min(trace, costs, *p_min_of(setting))
+    if setting == PLAIN:
+        return plain_replay(trace, costs)
     length = setting_length(setting)
     if length is None:
         return replay(trace, make_policy(setting, trace.gamma_max, costs), costs)
-    outcome = replay_lengths(trace, np.full(trace.positions, length), costs)
-    return replace(outcome, seconds=plain_seconds(trace, costs)) if setting == PLAIN else outcome
+    return replay_lengths(trace, np.full(trace.positions, length), costs)
 
 
 def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> Replay:

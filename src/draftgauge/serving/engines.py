@@ -40,6 +40,11 @@ class Deployment:
     proposer: bool = False  # the costs are of draftgauge's proposer, which then drafts at fixed lengths too
     options: tuple[str, ...] = ()  # of ``draftgauge generate``, for decoding as the run was recorded
 
+    @property
+    def drafts_with(self) -> str:
+        """As ``--drafter`` takes it."""
+        return LOOKUP if self.drafter == LOOKUP else self.draft
+
 
 def deployment_of(manifest: Manifest, costs: Path) -> Deployment:
     """What flags name of a recorded run."""
@@ -133,10 +138,8 @@ def settings_document(engine: Engine, setting: str, lengths: dict[int, int], dep
 
 def _draftgauge(setting: str, deployment: Deployment) -> str:
     words = ["draftgauge", "generate", "PROMPT", "--target", deployment.target]
-    if setting != PLAIN and deployment.drafter == LANGUAGE_MODEL:
-        words += ["--draft", deployment.draft]
-    elif setting != PLAIN:
-        words += ["--drafter", LOOKUP if deployment.drafter == LOOKUP else deployment.draft]
+    if setting != PLAIN:
+        words += ["--drafter", deployment.drafts_with]
     words += [*_tokenizer("--tokenizer", deployment), *deployment.options, "--policy", setting]
     longest = _longest(setting, deployment)
     return shlex.join(words if longest is None else [*words, "--gamma-max", str(longest)])
@@ -156,10 +159,9 @@ def _tokenizer(option: str, deployment: Deployment) -> list[str]:
 def _transformers(setting: str, deployment: Deployment) -> str:
     if setting == PLAIN:
         return "model.generate(**inputs)"
-    drafter = LOOKUP if deployment.drafter == LOOKUP else deployment.draft
     longest = _longest(setting, deployment)
     options = f"policy={setting!r}" if longest is None else f"policy={setting!r}, gamma_max={longest}"
-    once = f"speculation = draftgauge.speculative({drafter!r}, {options})"  # which loads the draft
+    once = f"speculation = draftgauge.speculative({deployment.drafts_with!r}, {options})"  # which loads the draft
     return f"{once}\nmodel.generate(**inputs, custom_generate=speculation)"
 
 
@@ -229,8 +231,7 @@ def _vllm(setting: str, deployment: Deployment) -> str:
     if config:
         words += ["--speculative-config", json.dumps(config)]
     if config.get("method") == "custom_class":
-        options: dict[str, Any] = {"drafter": deployment.drafter, "policy": setting}
-        options |= {"draft": deployment.draft} if deployment.drafter == LANGUAGE_MODEL else {}
+        options: dict[str, Any] = {"drafter": deployment.drafts_with, "policy": setting}
         options |= {"costs": deployment.costs} if deployment.costs else {}
         words += ["--additional-config", json.dumps({"draftgauge": options})]
     return shlex.join(words)

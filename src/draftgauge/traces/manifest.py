@@ -111,6 +111,11 @@ class Manifest:
         allowed = self.command.replace("-", "_") if self.allowed is None else self.allowed
         return tuple(f"--{name.replace('_', '-')}" for name in CODE_OPTIONS if name in allowed)
 
+    @property
+    def drafts_with(self) -> str:
+        """What drafted, as ``--drafter`` takes it."""
+        return self.drafter if self.draft is None else self.draft.source
+
     def identity(self) -> dict[str, Any]:
         """What makes rows comparable: two runs that agree in it would record the same rows for the same prompt."""
         identity: dict[str, Any] = {

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftgauge.core.compressions import UNCOMPRESSED, Compression
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, WorkersSpec, at_least_one
 from draftgauge.core.prompts import kept_pipe
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import option
 
+KINDS_WITH_SOURCE = ("language_model", "checkpoint", "reuse")  # that "drafter" named beside "draft"
+REFERENCE = "reference"
 LONG_PROMPTS = ("error", "truncate", "skip")
 CHAT = "put text through the chat template as a user's message, or take it as it is; the template if there is one."
 
@@ -46,6 +48,16 @@ class LoadSpec(TargetLoadSpec):
     allow_pickle: bool = option(False, help="read a drafter's pickled weights, which can run code.")
 
 
+def drafter_for(draft: str, drafter: str | None) -> str:
+    """What drafts by two settings of former releases: ``drafter``, a kind, and ``draft``, its model or folder."""
+    if drafter in (None, *KINDS_WITH_SOURCE):
+        return draft
+    if draft not in (drafter, REFERENCE):
+        raise DraftgaugeError(f"{drafter} drafts without the model {draft}: leave out --draft, or --drafter")
+    assert drafter is not None
+    return drafter
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairSpec:
     """A target and what drafts for it."""
@@ -53,20 +65,24 @@ class PairSpec:
     target: str | None = option(
         None, help="target model: an id, a folder or 'reference' (bundled); if left out the drafter's, or 'reference'."
     )
-    draft: str | None = option("reference", help="draft model: an id, a folder or 'reference'.")
+    drafter: str | None = option(
+        None,
+        help="what drafts: a model (an id, a folder or 'reference'), a trained drafter's folder, an EAGLE-3, DFlash or "
+        "DSpark checkpoint, or 'lookup'; 'reference' if left out.",
+    )
     compression: tuple[Compression, ...] = option(
         (UNCOMPRESSED,), help="of the target: uncompressed, fp32, fp16, bf16, int8 or nf4, or several with commas."
     )
-    drafter: str | None = option(
-        None,
-        help="'language_model' (if left out), 'prompt_lookup', a trained drafter's folder, or an EAGLE-3, DFlash or "
-        "DSpark checkpoint.",
-    )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
+    draft: str | None = option(None, help="")  # former name of ``drafter`` where a model drafts
 
     def __post_init__(self) -> None:
         check_each_once("compression", self.compression)
+        if self.draft is not None:
+            warn("draft is the former name of drafter and will go: pass drafter", DeprecationWarning)
+            object.__setattr__(self, "drafter", drafter_for(self.draft, self.drafter))
+            object.__setattr__(self, "draft", None)
 
     def at(self, compression: str) -> PairSpec:
         return replace(self, compression=(compression,))

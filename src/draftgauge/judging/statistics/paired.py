@@ -15,47 +15,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from draftgauge.judging.statistics.bootstrap import (
-    RESAMPLES,
-    Comparison,
-    Interval,
-    all_signs,
-    bootstrap_p_value,
-    interval_of,
-    resampled_sums,
-)
+from draftgauge.judging.statistics.bootstrap import RESAMPLES, Floats, Interval, all_signs, interval_of, resampled_sums
 
 MOST_EXCHANGED = 12
 
 
 def ratio_interval(numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES) -> Interval:
     """Sum over prompts ``[prompts]`` of a numerator over that of a denominator, e.g. tokens per second."""
-    return interval_of(*_ratios(numerator, denominator, resamples))
+    return interval_of(*ratios(numerator, denominator, resamples))
 
 
-def paired_gain(
-    tokens: ArrayLike,
-    seconds: ArrayLike,
-    base_tokens: ArrayLike,
-    base_seconds: ArrayLike,
-    *,
-    resamples: int = RESAMPLES,
-) -> Comparison:
-    """Gain of one ratio of sums over another on the same prompts: their quotient minus 1.
+def ratios(numerator: ArrayLike, denominator: ArrayLike, resamples: int) -> tuple[float, Floats]:
+    """The ratio over all prompts and in each resample ``[resamples]``; NaN of a denominator of 0, and of one prompt."""
+    above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
+    both = np.stack([above, below], axis=1)
+    sums, totals = np.concatenate([both.sum(axis=0)[None], resampled_sums(both, resamples)]).T
+    quotients = np.divide(sums, totals, out=np.full(len(sums), np.nan), where=totals != 0)
+    return float(quotients[0]), quotients[1:] if len(above) > 1 else np.full(resamples, np.nan)
 
-    Args:
-        tokens, seconds: ``[prompts]``.
-        base_tokens, base_seconds: ``[prompts]`` of what it is compared with.
+
+def exchange_p_value(one: tuple[ArrayLike, ArrayLike], base: tuple[ArrayLike, ArrayLike]) -> float | None:
+    """The exact p-value of two ratios of sums being alike, numerators and denominators ``[prompts]`` each: the share of
+    all exchanges between the two with a difference as large. None of many prompts, and of one.
     """
-    ratio, resampled = _ratios(tokens, seconds, resamples)
-    base, base_resampled = _ratios(base_tokens, base_seconds, resamples)
+    ours, theirs = (
+        np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
+        for parts in (one, base)
+    )
+    if not 1 < len(ours) <= MOST_EXCHANGED:
+        return None
+    half = all_signs(len(ours)) @ (ours - theirs) / 2  # the data themselves come first
+    middle = (ours + theirs).sum(axis=0) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimate, gains = float(np.float64(ratio) / base - 1), resampled / base_resampled - 1
-    exchanged = _exchanged_gains(tokens, seconds, base_tokens, base_seconds)
-    p_value = _exchange_p_value(exchanged) if len(exchanged) else bootstrap_p_value(gains)
-    return Comparison(*interval_of(estimate, gains), p_value)
+        first, second = (np.log(sums[:, 0] / sums[:, 1]) for sums in (middle + half, middle - half))
+        differences = first - second
+    if np.isnan(differences[0]):
+        return float("nan")
+    defined = np.abs(differences[~np.isnan(differences)])
+    return float((defined >= defined[0] * (1 - 1e-9) - 1e-12).mean())
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -66,38 +65,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(order) - rank) * p))
         adjusted[index] = running
     return adjusted
-
-
-def _exchange_p_value(differences: NDArray[np.float64]) -> float:
-    """The share of exchanges ``[1 + others]`` whose difference is as large as that of the data, which comes first."""
-    defined = np.abs(differences[~np.isnan(differences)])
-    if np.isnan(differences[0]):
-        return float("nan")
-    return float((defined >= defined[0] * (1 - 1e-9) - 1e-12).mean())
-
-
-def _exchanged_gains(
-    tokens: ArrayLike, seconds: ArrayLike, base_tokens: ArrayLike, base_seconds: ArrayLike
-) -> NDArray[np.float64]:
-    """``[2**prompts]`` log of the quotient of two ratios by exchange, none first; empty of one or of many prompts."""
-    one, base = (
-        np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
-        for parts in ((tokens, seconds), (base_tokens, base_seconds))
-    )
-    if not 1 < len(one) <= MOST_EXCHANGED:
-        return np.empty(0)
-    half = all_signs(len(one)) @ (one - base) / 2
-    middle = (one + base).sum(axis=0) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        first, second = (np.log(sums[:, 0] / sums[:, 1]) for sums in (middle + half, middle - half))
-        difference: NDArray[np.float64] = first - second
-        return difference
-
-
-def _ratios(numerator: ArrayLike, denominator: ArrayLike, resamples: int) -> tuple[float, NDArray[np.float64]]:
-    """The ratio over all prompts and in each resample ``[resamples]``; NaN of a denominator of 0, and of one prompt."""
-    above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
-    both = np.stack([above, below], axis=1)
-    sums, totals = np.concatenate([both.sum(axis=0)[None], resampled_sums(both, resamples)]).T
-    ratios = np.divide(sums, totals, out=np.full(len(sums), np.nan), where=totals != 0)
-    return float(ratios[0]), ratios[1:] if len(above) > 1 else np.full(resamples, np.nan)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import Comparison
-from draftgauge.judging.statistics.paired import paired_gain, ratio_interval
-from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Floats, Mask, Records, Rows, of_compression
+from draftgauge.studies.speckv.records import COMPRESSIONS, GAMMAS, Mask, Records, Rows, of_compression
 
 LONGEST, USUAL = max(GAMMAS), 4
 
@@ -21,7 +21,7 @@ def tokens_per_step_rows(records: Records) -> Rows:
     for name, mask in of_compression(records.steps.compression):
         for gamma in GAMMAS:
             chosen = mask & (records.steps.gamma == gamma)
-            value = ratio_interval(*_tokens_and_steps(records, chosen))
+            value = _step_speed(records, chosen).interval()
             row = {"finding": "tokens_per_step", "compression": name, "gamma": gamma, "steps": int(chosen.sum())}
             rows.append(row | {"tokens_per_step": value.estimate, "low": value.low, "high": value.high})
     return rows
@@ -35,7 +35,7 @@ def speed_rows(records: Records) -> Rows:
         best = best_gamma(records, c)
         for gamma in GAMMAS:
             speed = speed_by_prompt(records, c, gamma)
-            value = ratio_interval(speed, np.ones(len(speed)))
+            value = speed.interval()
             row = {"finding": "tokens_per_second", "compression": name, "gamma": gamma, "best": gamma == best}
             rows.append(row | {"tokens_per_second": value.estimate, "low": value.low, "high": value.high})
         always: dict[str, Any] = {"finding": "always_8", "compression": name, "best_gamma": best}
@@ -50,11 +50,11 @@ def in_percent(label: str, gain: Comparison) -> dict[str, float]:
 
 
 def best_gamma(records: Records, compression: int) -> int:
-    return max(GAMMAS, key=lambda gamma: speed_by_prompt(records, compression, gamma).mean())
+    return max(GAMMAS, key=lambda gamma: speed_by_prompt(records, compression, gamma).estimate)
 
 
-def speed_by_prompt(records: Records, compression: int, gamma: int) -> Floats:
-    """``[P]`` measured tokens/s."""
+def speed_by_prompt(records: Records, compression: int, gamma: int) -> Speed:
+    """Measured tokens of each prompt in a second."""
     runs = records.runs
     chosen = (runs.compression == compression) & (runs.gamma == gamma)
     if len(np.unique(runs.prompt[chosen])) < records.prompts:
@@ -63,23 +63,22 @@ def speed_by_prompt(records: Records, compression: int, gamma: int) -> Floats:
         )
     speed = np.empty(records.prompts)
     speed[runs.prompt[chosen]] = runs.tokens_per_second[chosen]
-    return speed
+    return Speed(speed, np.ones(records.prompts))
 
 
 def speed_gain(records: Records, compression: int, base: int) -> Comparison:
-    long, short = (speed_by_prompt(records, compression, gamma) for gamma in (LONGEST, base))
-    ones = np.ones(len(long))
-    return paired_gain(long, ones, short, ones)
+    return speed_by_prompt(records, compression, LONGEST).over(speed_by_prompt(records, compression, base)).gain
 
 
 def step_gain(records: Records, mask: Mask) -> Comparison:
     """Gain in tokens per step of always 8 over always 4, paired by prompt, in the steps of the mask ``[S]``."""
-    long, short = (_tokens_and_steps(records, mask & (records.steps.gamma == gamma)) for gamma in (LONGEST, USUAL))
-    return paired_gain(*long, *short)
+    long, short = (_step_speed(records, mask & (records.steps.gamma == gamma)) for gamma in (LONGEST, USUAL))
+    return long.over(short).gain
 
 
-def _tokens_and_steps(records: Records, chosen: Mask) -> tuple[Floats, Floats]:
-    return records.by_prompt(records.steps.tokens, chosen), records.by_prompt(np.ones(len(chosen)), chosen)
+def _step_speed(records: Records, chosen: Mask) -> Speed:
+    """Tokens over steps by prompt."""
+    return Speed(records.by_prompt(records.steps.tokens, chosen), records.by_prompt(np.ones(len(chosen)), chosen))
 
 
 def cost_rows(records: Records) -> Rows:

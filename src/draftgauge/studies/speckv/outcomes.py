@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import Comparison
-from draftgauge.judging.statistics.paired import paired_gain
 from draftgauge.studies.speckv import measured, predictors
 from draftgauge.studies.speckv.measured import Rows, in_percent
 from draftgauge.studies.speckv.paper import POLICIES, gammas_of
@@ -60,7 +60,7 @@ def gain_split_rows(records: Records, gammas: Mapping[str, Ints], paper: Rows, c
     for (name, mask), (_, at_8) in zip(of_compression(records.steps.compression), _gamma_8(records), strict=True):
         steps = records.by_prompt(np.ones(len(at_8)), at_8)
         ours, theirs = (records.by_prompt(outcomes(records, choice), at_8) for choice in (chosen, longest))
-        choice = paired_gain(ours, steps, theirs, steps)
+        choice = Speed(ours, steps).over(Speed(theirs, steps)).gain
         rows.append(_split_row("tokens_per_step", name, measured.step_gain(records, mask), choice))
     for c, (name, at_8) in enumerate(_gamma_8(records)[: len(COMPRESSIONS)]):
         faster = measured.speed_gain(records, c, measured.USUAL)
@@ -88,9 +88,14 @@ def _gamma_8(records: Records) -> list[tuple[str, Mask]]:
 
 
 def _speed_gain(records: Records, gamma: Ints, base: Ints, costs: Rows, mask: Mask) -> Comparison:
-    sides = [(outcomes(records, choice), step_seconds(records, choice, costs)) for choice in (gamma, base)]
-    ours, theirs = ([records.by_prompt(values, mask) for values in side] for side in sides)
-    return paired_gain(ours[0], ours[1], theirs[0], theirs[1])
+    ours, theirs = (
+        Speed(
+            records.by_prompt(outcomes(records, choice), mask),
+            records.by_prompt(step_seconds(records, choice, costs), mask),
+        )
+        for choice in (gamma, base)
+    )
+    return ours.over(theirs).gain
 
 
 def _split_row(basis: str, compression: str, longer: Comparison, choosing: Comparison) -> dict[str, object]:
