@@ -11,6 +11,7 @@ import copy
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -47,6 +48,7 @@ ROOT = Path(__file__).parents[1]
 OUTCOMES = ROOT / "docs" / "results" / "families.json"
 PAGE = ROOT / "docs" / "engines.md"
 BEGIN, END = "<!-- families -->\n", "<!-- end of families -->\n"
+GENERATES_OTHERWISE = ("moshi",)  # transformers' generate gives another text than its forward without a cache
 FIXTURES = ("eagle3-norms", "dflash-flat", "dspark-deepspec")
 MOST_USED = """qwen3 qwen2 llama gemma3_text gemma4_text mistral gpt_oss qwen3_moe qwen3_5 qwen3_next deepseek_v3
     glm4_moe qwen2_5_vl qwen3_vl"""
@@ -68,7 +70,7 @@ def outcome(kind: str) -> Row:
         try:
             target = loaded(model)
         except ModelError as error:
-            return row | {"outcome": "refused", "words": str(error)}
+            return row | {"outcome": "refused", "words": re.sub(r"\S+/tmp\w+", "the folder", str(error))}
         except Exception as error:
             return row | {"outcome": "traceback", "words": _short(error)}
         row["engine"], row["outcome"] = target.spec.engine, _words(lambda: decoding(model, target, expected))
@@ -147,6 +149,8 @@ def imported(kind: str) -> str:
     except Exception:
         return "not built at this width"
     target = wrap(model)
+    if model.config.get_text_config().num_hidden_layers != FOR_FIXTURES[-1][0]:
+        return "not built at this width"
     for name in FIXTURES:
         folder = ROOT / "tests" / "drafters" / "checkpoints" / name
         net = build_net(folder, read_layout(read_config(folder), name), target)
@@ -237,6 +241,8 @@ def page_with(page: str, rows: list[Row]) -> str:
 
 
 def wrong(row: Mapping[str, Any]) -> bool:
+    if row["type"] in GENERATES_OTHERWISE:
+        return row["outcome"] != "plain differs"
     bad = row["outcome"] not in ("ok", "refused", "not built")
     parts = [str(row.get(part)) for part in ("hidden", "keys", "drafters")]
     return bad or any("differ" in part or "Error: " in part for part in parts)

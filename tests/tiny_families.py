@@ -109,6 +109,7 @@ MORE: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 MORE |= dict.fromkeys(("glm4v_text", "glm_ocr_text", "glmga_text"), MROPE)
+MORE |= {f"{kind}_thinker": {"vision_start_token_id": 1} for kind in ("qwen2_5_omni", "qwen3_omni_moe")}
 MORE["glm4v_moe_text"] = {"rope_parameters": ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
 
 

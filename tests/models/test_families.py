@@ -56,7 +56,9 @@ def test_the_table_in_the_docs_is_what_the_campaign_found() -> None:
     assert page == page_with(page, read_outcomes()), "python tests/families.py --write qwen3 writes it anew"
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("gemma4_text", [2 * 2 * 16, 2 * 2 * 32] * 2), ("deepseek_v3", [32 + 8] * 4)])
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("gemma4_text", [2 * 2 * 16, 2 * 2 * 32] * 2), ("deepseek_v3", [32 + 8] * 4)]
+)
 def test_what_a_token_takes_in_the_cache_is_summed_over_layers_of_several_widths(kind: str, layers: list[int]) -> None:
     model = tiny_family(kind)
     cache = DynamicCache(config=model.config)
