@@ -40,7 +40,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.judging.batched import BatchReplay, replay_batch
 from draftgauge.meter import BatchMeterPlan, measure_batches
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.traces.batch_costs import BatchCosts
 from draftgauge.traces.costs import CostCurve

@@ -31,9 +31,8 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
-from draftgauge.drafters.formats.building import build_net
+from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.files import read_config
-from draftgauge.drafters.formats.layouts import read_layout
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap

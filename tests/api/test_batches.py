@@ -22,7 +22,7 @@ from draftgauge.api.report import write_report
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.judging.batch_rows import ROUNDS, batch_rows, queues_of
-from draftgauge.models.engines import static_rows
+from draftgauge.models.engines import static
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.batch import WHOLE_BATCH, WholeBatch
 from draftgauge.traces.batch_costs import BatchCosts
@@ -236,10 +236,10 @@ def test_caches_on_one_device_must_fit_together(models: dict[str, Any], monkeypa
     target, _ = batch_models(pair)
     config = target.module.config
     one = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4 * 3 * 20
-    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 2 * one)
+    monkeypatch.setattr(static, "free_bytes", lambda device: 2 * one)
     check_batches(pair, (1, 3), 20)
-    monkeypatch.setattr(static_rows, "free_bytes", lambda device: 2 * one - 1)
-    static_rows.check_caches_fit([(target, 20)], 3)
+    monkeypatch.setattr(static, "free_bytes", lambda device: 2 * one - 1)
+    static.check_caches_fit([(target, 20)], 3)
     with pytest.raises(ModelError, match="a batch of 3 sequences of 20 tokens needs"):
         check_batches(pair, (1, 3), 20)
 
@@ -258,7 +258,7 @@ def test_what_cannot_be_measured_or_replayed(
     refused(DraftgaugeError, "prompt_lookup drafts here", batches=(2,), drafter="prompt_lookup")
     refused(DraftgaugeError, "at least 1 and each once", batches=(2, 2))
     with monkeypatch.context() as patch:
-        patch.setattr(static_rows, "free_bytes", lambda device: 10_000)
+        patch.setattr(static, "free_bytes", lambda device: 10_000)
         refused(ModelError, "a batch of 64 sequences of .* needs .* choose smaller batches", batches=(64,))
     with pytest.raises(TraceError, match="batches of 1 to 3, asked for batches of 8"):
         replay(run, batches=(8,))

@@ -19,10 +19,8 @@ from draftgauge.api.doctor import _of_files
 from draftgauge.api.doctor_checks import SUSPECT, UNKNOWN, Evidence, examine
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters.formats.building import build_net
-from draftgauge.drafters.formats.layouts import read_layout
+from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.live import CheckpointSource
-from draftgauge.drafters.formats.shapes import _shapes
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.serving.counters import SpeculationCounts, read_counts
@@ -167,7 +165,7 @@ def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
     config |= {"draft_vocab_size": 96, "vocab_size": 96, "hidden_size": 64}
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     torch.manual_seed(0)
-    weights = {name: torch.randn(shape) for name, shape in _shapes(read_layout(config, "it"), (), 64)[0].items()}
+    weights = {name: torch.randn(shape) for name, shape in read_layout(config, "it").shapes((), 64)[0].items()}
     weights |= {name: 0 * each for name, each in weights.items() if "o_proj" in name or "down_proj" in name}
     weights["lm_head.weight"] = torch.zeros(96, 64)
     drafter = tmp_path / "drafter"

@@ -26,7 +26,7 @@ from draftgauge.core.executor import execute
 from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import silent
 from draftgauge.core.settings import make_request
-from draftgauge.models.engines.lean import FIRST_CAPACITY
+from draftgauge.models.growing import FIRST_CAPACITY
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.parts import PARTS, join_parts, part_folder
 from draftgauge.traces.reader import read_trace

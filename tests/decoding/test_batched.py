@@ -15,8 +15,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.judging.batched import replay_batch
-from draftgauge.models.engines.static import StaticModel
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticModel, StaticRows
 from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.traces.batch_costs import BatchCosts

@@ -15,15 +15,14 @@ from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS,
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
-from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.recorded import record_passes
+from draftgauge.drafters.base import Drafter, record_passes
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.live import new_drafter
 from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
-from draftgauge.models.engines import static_rows
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines import static
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
@@ -139,7 +138,7 @@ def test_prompt_lookup_and_plain_decoding_read_once_a_step(gpu: FakeCuda) -> Non
 
 @pytest.mark.parametrize("reads", [NO_SIGNALS, OF_DRAFTED_TOKENS], ids=["no signals", "signals"])
 def test_a_batch_waits_as_often_as_one_request(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, reads: Reads) -> None:
-    monkeypatch.setattr(static_rows, "free_bytes", lambda device: None)
+    monkeypatch.setattr(static, "free_bytes", lambda device: None)
     rows = [StaticRows(model("static", layers), 4, 64) for layers in (2, 1)]
     policy, prompts = PerRequest([Looking(reads) for _ in range(4)]), [PROMPT] * 4
     settings, plan = DecodingSettings(30), BatchPlan(4, GAMMA, drain=False)
@@ -163,7 +162,7 @@ def test_the_draft_may_live_on_another_gpu(gpu: FakeCuda, reads: Reads, sampling
 def test_clocks_wait_for_the_drafts_gpu_too(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(str(device)))
-    monkeypatch.setattr(static_rows, "free_bytes", lambda device: None)
+    monkeypatch.setattr(static, "free_bytes", lambda device: None)
     target, drafter = model(), drafter_on("auto", "cuda:1")
     speculative_decode(target, drafter, FixedLength(GAMMA), PROMPT, DecodingSettings(9))
     moments = 3  # begun, prompt taken in, done

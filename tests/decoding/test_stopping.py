@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings
-from draftgauge.decoding.stopping import Stopper, StopStringWatch
+from draftgauge.decoding.settings import Stopper, StopStringWatch
 
 PIECES = ["a", "b", "ab", " a", "ba\n", "", "é", "b b"]
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from drafters.test_checkpoints import FIXTURES, TARGET, build, drafter_of, target_module
 from draftgauge.core.errors import ModelError
+from draftgauge.drafters.formats.building import read_layout
 from draftgauge.drafters.formats.files import read_config
-from draftgauge.drafters.formats.layouts import read_layout
 from draftgauge.models.loading import load_model, wrap
 from models.test_folder import edit
 from tiny import save_tiny, tiny_model, tokens

@@ -16,9 +16,10 @@ from drafters.test_checkpoints import target_module as checkpoint_target
 from drafters.test_reuse_lossless import BLOCKWISE, VARIANTS, build_drafter, build_net, target_module
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.drafters import anchors, recorded
+from draftgauge.drafters import anchors
 from draftgauge.drafters.anchors import AnchorCache
-from draftgauge.drafters.recorded import Recorded
+from draftgauge.drafters.reuse import live
+from draftgauge.models.graphs import Recorded
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
 from tiny import tokens
@@ -27,8 +28,13 @@ from tiny import tokens
 class Again:
     """A pool whose recordings run again what they recorded, and write to where their first results lie."""
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
         self.captured = 0
+
+    def anew(self) -> Again:
+        return self
 
     def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
         self.captured += 1
@@ -46,7 +52,7 @@ class Again:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Again:
     pool = Again()
-    monkeypatch.setattr(recorded, "graph_pool", lambda device: pool)
+    monkeypatch.setattr(live, "graph_pool", lambda device: pool)
     return pool
 
 
@@ -58,7 +64,7 @@ def test_drafts_are_those_of_passes_that_just_run(made: Any, pool: Again, monkey
     settings, steps = DecodingSettings(24), []
     for eager in (False, True):
         if eager:
-            monkeypatch.setattr(recorded, "graph_pool", lambda device: None)
+            monkeypatch.setattr(live, "graph_pool", lambda device: None)
         net = None if published else build_net(target.module, made)
         new = drafter_of(FIXTURES / made, target) if published else build_drafter(target, net)
         for prompt in (tokens(9, vocabulary=6).tolist(), tokens(70, 1, 6).tolist()):
@@ -78,7 +84,7 @@ def test_a_recording_reads_what_it_is_given_now_and_ends_where_the_cache_grows(p
         called.append(pair)
         return pair[0] * pair[1] + other + cache.pairs[0][0].sum()
 
-    double = Recorded(run, cache)
+    double = Recorded(run, pool, lambda: cache.capacity)
     for value in (1.0, 2.0, 3.0):
         assert double((torch.tensor([value]), 2), torch.tensor([0.5])).tolist() == [2 * value + 0.5]
     assert pool.captured == 1
@@ -93,8 +99,7 @@ def test_a_recording_reads_what_it_is_given_now_and_ends_where_the_cache_grows(p
 
 
 def test_what_a_recording_returned_is_read_where_it_lies(pool: Again) -> None:
-    cache = AnchorCache([], 2, torch.zeros(1), lambda length, like: (like.new_zeros(length, 2),) * 2)
-    grow = Recorded(lambda depth, chain, token: (depth + 1, (*chain, token + 1)), cache)
+    grow = Recorded(lambda depth, chain, token: (depth + 1, (*chain, token + 1)), pool)
     for start in (10.0, 20.0, 30.0, 40.0):
         depth, chain = 0, (torch.tensor([start]),)
         for drafted in range(3):

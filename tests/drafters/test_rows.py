@@ -9,7 +9,7 @@ from draftgauge.core.signals import OF_DRAFTED_TOKENS
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, LanguageModelRows
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal
 from tiny import tiny_model, tokens
 
@@ -125,7 +125,7 @@ def test_a_text_that_outgrows_the_draft_model_is_not_drafted_for() -> None:
 def test_texts_beyond_the_memory_are_not_drafted_for_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(max_position_embeddings=2048)
     rows, texts = LanguageModelRows(LeanModel(model)), [tokens(20, seed=seed).tolist() for seed in range(6)]
-    monkeypatch.setattr("draftgauge.models.engines.static_rows.free_bytes", lambda device: 0)
+    monkeypatch.setattr("draftgauge.models.engines.static.free_bytes", lambda device: 0)
     *placed, fifth, sixth = [rows.open(text) for text in texts]
     drafts = rows.propose({row: Asked(4) for row in (*placed, fifth)})
     assert [len(drafts[row].tokens) for row in (*placed, fifth)] == [4, 4, 4, 4, 0]

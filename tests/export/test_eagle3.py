@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from command_line import refusal, succeeds
 from draftgauge.api.export import export
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.drafters.formats.building import build_net
+from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.files import read_config
-from draftgauge.drafters.formats.layouts import read_layout
 from draftgauge.drafters.reuse import drafting
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS
 from draftgauge.drafters.reuse.net import ReuseNet

@@ -23,7 +23,7 @@ from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.integrations.vllm import Proposer
 from draftgauge.integrations.vllm_costs import CostProbe
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.loading import load_model
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.costs import CostCurve

@@ -11,12 +11,14 @@ import torch
 from draftgauge.api.pair import labelled, load_pair
 from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
-from draftgauge.models import device, loading
+from draftgauge.drafters.reuse import joint
+from draftgauge.models import compression, device, loading
 from draftgauge.models.compression import label_of, method_of
-from draftgauge.models.device import choose_device
+from draftgauge.models.device import choose_device, private
+from draftgauge.models.engines import lean_weights
 from draftgauge.models.loading import engine_at, load_model
 from models.test_folder import edit
-from tiny import needs_bitsandbytes, save_tiny, tokens
+from tiny import needs_bitsandbytes, save_tiny, tiny_model, tokens
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +126,17 @@ def test_an_int8_target_has_another_engine_on_a_gpu() -> None:
     found = [engine_at("static", "bf16", each, gpu) for each in ("fp16", "nf4", "int8")]
     assert (*found, engine_at("lean", "int8", "nf4", gpu)) == ("static", "static", "lean", "static")
     assert engine_at("lean", "bf16", "nf4", cpu) == "lean"
+
+
+def test_what_pytorch_keeps_for_itself_is_done_without_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (private("ops.aten._no_such"), private("no.such")) == (None, None)
+    assert private("ops.mkldnn._linear_pointwise") is not None
+    queries, keys, values = torch.randn(3, 2, 5, 8)
+    fused = joint.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
+    for module in (lean_weights, compression, joint):
+        monkeypatch.setattr(module, "private", lambda name: None)
+    monkeypatch.setattr(joint, "FusedCausal", None)
+    written_out = joint.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
+    torch.testing.assert_close(written_out, fused)
+    assert not lean_weights.packs(tiny_model())
+    assert not compression.cpu_has_bfloat16.__wrapped__()

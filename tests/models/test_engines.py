@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models import growing
 from draftgauge.models.base import CachedModel
-from draftgauge.models.engines import lean, lean_ops
+from draftgauge.models.engines import lean_weights
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
 from tiny import ATTENTION, FAMILIES, LEAN, MIXTURES, one_pass, tiny_model, tokens
@@ -41,7 +42,7 @@ def one_model(family: str) -> PreTrainedModel:
 def build(model: PreTrainedModel, engine: str) -> CachedModel:
     with pytest.MonkeyPatch.context() as patch:
         if engine == "lean-packed":
-            patch.setattr(lean_ops, "PACK_FROM", 0)
+            patch.setattr(lean_weights, "PACK_FROM", 0)
         cached = wrap(model, engine.removesuffix("-packed"))
     if isinstance(cached, StaticModel):
         cached.first_bucket = 8  # so that short texts go through several buckets
@@ -150,7 +151,7 @@ def test_branches_outside_the_cached_text_are_refused(engine: str, start: int) -
 
 
 def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "FIRST_CAPACITY", 512)
+    monkeypatch.setattr(growing, "FIRST_CAPACITY", 512)
     model = tiny_model(max_position_embeddings=1300, num_hidden_layers=1)
     text = tokens(1250)
     cached = wrap(model, "lean")
@@ -191,7 +192,7 @@ class WithoutWeight(torch.nn.Module):
 
 
 def test_linears_without_a_weight_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_ops, "PACK_FROM", 0)
+    monkeypatch.setattr(lean_weights, "PACK_FROM", 0)
     model, text = tiny_model("llama"), tokens(12)
     expected = one_pass(model, text)
     for layer in model.model.layers:
@@ -207,7 +208,7 @@ def test_linears_without_a_weight_are_called_as_they_are(monkeypatch: pytest.Mon
 def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lean_ops, "PACK_LIMIT", 0)
+    monkeypatch.setattr(lean_weights, "PACK_LIMIT", 0)
     model, text = tiny_model("qwen2"), tokens(12)
     before = one_pass(model, text)
     cached = wrap(model, "lean")
@@ -221,7 +222,7 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
 def test_on_a_cpu_one_token_in_bfloat16_is_rounded_as_several_are() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(1536, 1536, bias=True, dtype=torch.bfloat16)
-    multiply, rows = lean_ops.projection([linear], pack=False), torch.randn(2, 1536, dtype=torch.bfloat16)
+    multiply, rows = lean_weights.projection([linear], pack=False), torch.randn(2, 1536, dtype=torch.bfloat16)
     with torch.inference_mode():
         alone, together = multiply(rows[:1]), multiply(rows)
     assert alone.shape == (1, 1536)

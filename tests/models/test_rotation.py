@@ -21,7 +21,7 @@ def test_reordered_keys_rotate_as_the_family_rotates_them(kind: str) -> None:
     tables = RotaryTables(target_rotary(model, {}, "", width), width)(9, torch.empty(0))
     heads = torch.randn(1, 2, 9, width)
     cos, sin = model.model.rotary_emb(heads, torch.arange(9)[None])
-    part = cos.shape[-1] if kind in ("nemotron", "stablelm") else width  # cut off before the family's function is called
+    part = cos.shape[-1] if kind in ("nemotron", "stablelm") else width  # the part that turns
     turned = torch.cat((apply(heads[..., :part], heads[..., :part], cos, sin)[1], heads[..., part:]), -1)
     torch.testing.assert_close(rotate(ordered(model, heads), window(tables, 0, 9)), ordered(model, turned))
     assert kind in ("llama", "gpt_oss") or not torch.equal(ordered(model, heads), heads)

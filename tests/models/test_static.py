@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.base import UnreadDraft
-from draftgauge.models.engines import lean, static
+from draftgauge.models import growing
+from draftgauge.models.engines import static
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps
@@ -64,25 +66,37 @@ def test_the_same_operations_on_the_same_shapes_at_two_lengths(family: str, coun
     assert first == second
 
 
-def test_buckets_double_with_the_text_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "FIRST_CAPACITY", 64)
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Memory and shape of each pass of fixed shape that runs."""
+    seen, run = [], static.run_pass
+
+    def logged(weights: Any, memory: Any, shape: Any, *given: Tensor) -> Tensor:
+        seen.append((weakref.ref(memory.cache), shape))
+        return run(weights, memory, shape, *given)
+
+    monkeypatch.setattr(static, "run_pass", logged)
+    return seen
+
+
+def test_buckets_double_with_the_text_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch, passes: list[Any]) -> None:
+    monkeypatch.setattr(growing, "FIRST_CAPACITY", 64)
     model = StaticModel(tiny_model("llama", max_position_embeddings=200))
     model.first_bucket = 16
     text, expected = tokens(200), wrap(tiny_model("llama", max_position_embeddings=200), "modules")
-    seen = []
     for token in text.split(4):
         torch.testing.assert_close(model.forward(token), expected.forward(token), rtol=1e-4, atol=5e-4)
-        seen.append(max(bucket for _, bucket in model._passes))
-    assert list(dict.fromkeys(seen)) == [16, 32, 64, 128, 200]
-    assert set(model._passes) <= {(4, 128), (4, 200)}  # those over memory that has moved are gone
+    assert list(dict.fromkeys(shape.bucket for _, shape in passes)) == [16, 32, 64, 128, 200]
+    kept = [shape.bucket for cache, shape in passes if cache() is not None]
+    assert set(kept) == {200}  # memory that was outgrown is freed
 
 
-def test_a_long_prompt_runs_as_the_lean_engines() -> None:
+def test_a_long_prompt_runs_as_the_lean_engines(passes: list[Any]) -> None:
     model = StaticModel(tiny_model())
     model.forward(tokens(static.STATIC_TOKENS + 1))
-    assert model._passes == {}
+    assert passes == []
     model.forward(tokens(static.STATIC_TOKENS))
-    assert len(model._passes) == 1
+    assert len(passes) == 1
 
 
 def test_logits_are_not_overwritten_by_the_next_pass() -> None:

@@ -14,7 +14,7 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import window_of
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
 from models.test_engines import assert_same, build, check_branches

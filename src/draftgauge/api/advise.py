@@ -186,8 +186,7 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
     if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:
         format_, known = draft.family, list(engine.drafters)
         if kind == REUSE:
-            from draftgauge.drafters.formats import dflash_export as dflash
-            from draftgauge.drafters.formats import eagle3_export as eagle3
+            from draftgauge.drafters.formats import dflash, eagle3
             from draftgauge.drafters.reuse.persistence import read_config
 
             config = read_config(Path(draft.source))

@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.api.arms import Arm, ArmRun
 from draftgauge.api.pair import Pair
-from draftgauge.decoding.clock import seconds
+from draftgauge.models.device import seconds
 from draftgauge.models.transformers_calls import no_hints
 from draftgauge.policies.registry import parse_spec
 

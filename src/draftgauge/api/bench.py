@@ -27,7 +27,7 @@ from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.drafters.recorded import record_passes
+from draftgauge.drafters.base import record_passes
 from draftgauge.judging.evaluate import SAME_PROMPTS, best_fixed_gamma
 from draftgauge.judging.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
 from draftgauge.models.prompts_text import answers_warning

@@ -18,9 +18,8 @@ from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, ModelError, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.settings import given_settings, settings_of
-from draftgauge.drafters.formats.building import target_ids
+from draftgauge.drafters.formats.building import read_layout, target_ids
 from draftgauge.drafters.formats.files import read_config, read_tensors
-from draftgauge.drafters.formats.layouts import read_layout
 from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression

@@ -9,8 +9,7 @@ from draftgauge.api.requests import ExportRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import remove_temporaries
-from draftgauge.drafters.formats import dflash_export as dflash
-from draftgauge.drafters.formats import eagle3_export as eagle3
+from draftgauge.drafters.formats import dflash, eagle3
 from draftgauge.drafters.formats.writing import ORIGIN, write_checkpoint
 from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
 from draftgauge.models.reference import resolve_source

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Generator
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.api.prompts import PromptEncoder, encoder_of
 from draftgauge.api.requests import PairSpec, SamplingSpec
 from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint, was_sampled
 from draftgauge.models.folder import model_folder
-from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method
+from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method, wrap
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
 from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps, attach_taps
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from draftgauge.traces.manifest import Manifest
 from draftgauge.verification import Sampling
+
+Drafts: TypeAlias = PreTrainedModel | str | Path
 
 
 @dataclass(frozen=True)
@@ -38,19 +43,69 @@ class Pair:
     """A loaded target with its tokenizer, and what drafts for it.
 
     Attributes:
+        known_tokenizer: the target's; None where a model that was given loaded has none beside it.
         target_name, draft_name: what was asked for; the latter None for a kind that takes no source.
         spec: how it was loaded.
     """
 
     target: CachedModel
     draft_source: DraftSource
-    tokenizer: PreTrainedTokenizerBase
+    known_tokenizer: PreTrainedTokenizerBase | None
     end_tokens: frozenset[int]
     target_name: str
     draft_name: str | None
     compression: str
     taps: Taps | None = None
     spec: PairSpec = field(default_factory=PairSpec)
+
+    @classmethod
+    def from_pretrained(cls, target: str | Path | None = None, drafter: str | Path | None = None, **how: Any) -> Pair:
+        """Load a target and what drafts for it, by id, folder or name: :func:`load_pair` with these settings."""
+        return load_pair(target=target, drafter=drafter, **how)
+
+    @classmethod
+    def of(
+        cls,
+        load: Callable[[], CachedModel],
+        drafter: Drafts | None,
+        tokenizer: PreTrainedTokenizerBase | None,
+        options: LoadOptions,
+        name: str = "",
+    ) -> Pair:
+        """A target, loaded once its drafter is known to fit it by its files, and what drafts for it.
+
+        ``drafter`` is a loaded model, or as ``--drafter`` has it. Without a tokenizer numbers of logits are compared.
+        """
+        target: Any  # None in vLLM, which hands none over
+        if isinstance(drafter, PreTrainedModel):
+            kind, source, target = LanguageModelSource.name, None, load()
+            _check_models(target.module, drafter, tokenizer)
+            drafts: DraftSource = LanguageModelSource(None, wrap(drafter, options.engine))
+        elif drafter is not None and not isinstance(drafter, str | Path):
+            raise DraftgaugeError(
+                f"what drafts is a model of transformers or where it lies, not a {type(drafter).__name__}: of peft's "
+                "models give what merge_and_unload() returns"
+            )
+        else:
+            kind, source = choose_drafter(drafter)
+            if tokenizer is not None:
+                drafter_kind(kind).check(source, tokenizer, options)
+            target = load()
+            drafts = drafter_kind(kind).load(source, target, options)
+            if tokenizer is None and drafts.model is not None and target is not None:
+                if drafts.model.module is None:
+                    raise DraftgaugeError(f"{drafter} is a GGUF file: give the target's tokenizer, to compare them by")
+                _check_models(target.module, drafts.model.module, None)
+        taps = None if drafts.tap_plan is None else attach_taps(target, drafts.tap_plan)
+        asked = None if source is None else REFERENCE if drafter in (None, kind) else str(drafter)
+        ends = end_tokens(target, tokenizer)
+        return cls(target, drafts, tokenizer, ends, name, asked, options.compression, taps)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.known_tokenizer is None:
+            raise DraftgaugeError(f"no tokenizer lies beside the model {self.target_name}: give the target's")
+        return self.known_tokenizer
 
     @property
     def draft(self) -> CachedModel | None:
@@ -102,19 +157,16 @@ def load_pair(spec: PairSpec) -> Pair:
         raise DraftgaugeError(f"a pair is loaded at one compression, not at {', '.join(spec.compression)}: name one")
     (compression,) = labelled(spec).compression
     loading, engine, trusted = spec.loading, spec.loading.engine, spec.loading.trust_remote_code
-    name, source = drafter_of(spec)
-    kind = drafter_kind(name)
     options = LoadOptions(compression, loading.draft_device, engine, trusted, loading.allow_pickle)
     target = target_of(spec)
     tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
     if is_gguf(target):
         check_gguf_vocabulary(tokenizer, Path(target), "target")
-    kind.check(source, tokenizer, options)
-    model = load_model(target, compression, spec.machine.device, engine, trusted, loading.device_map)
-    drafts = kind.load(source, model, options)
-    taps = None if drafts.tap_plan is None else attach_taps(model, drafts.tap_plan)
-    asked = None if source is None else REFERENCE if spec.drafter in (None, name) else spec.drafter
-    return Pair(model, drafts, tokenizer, end_tokens(model, tokenizer), target, asked, compression, taps, spec)
+
+    def load() -> CachedModel:
+        return load_model(target, compression, spec.machine.device, engine, trusted, loading.device_map)
+
+    return replace(Pair.of(load, spec.drafter, tokenizer, options, target), spec=spec)
 
 
 def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
@@ -173,3 +225,27 @@ def refuse_beside_pair(request: Any, *others: str) -> None:
     named = {entry.name for entry in settings_of(PairSpec)}.union(others) & given_settings(request)
     if at_odds := [entry.name for entry in settings_of(type(request)) if entry.name in named]:
         raise DraftgaugeError(f"the given pair is loaded already: leave out {', '.join(at_odds)}, or the pair")
+
+
+def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in the folder or repository that a model came from, if there is one."""
+    with suppress(DraftgaugeError, ImportError):
+        return load_tokenizer(model.config.name_or_path) if model.config.name_or_path else None
+    return None
+
+
+def _check_models(
+    target: PreTrainedModel | None, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    """Refuse a draft model of another vocabulary: by the tokenizers of both, or the number of logits if one lacks."""
+    draft_tokenizer = None if tokenizer is None else tokenizer_beside(draft)
+    if tokenizer is not None and draft_tokenizer is not None:
+        check_same_vocabulary(tokenizer, draft_tokenizer)
+        return
+    assert target is not None, "a target without a tokenizer is a model of transformers"
+    ours, theirs = (model.config.get_text_config().vocab_size for model in (target, draft))
+    if ours != theirs:
+        raise ModelError(
+            f"the target has {ours} logits and the draft model {theirs}, and no tokenizers lie beside both of them to "
+            "compare: choose a draft model with the target's tokenizer, and load both from folders that hold it"
+        )

@@ -31,7 +31,7 @@ from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.static_rows import check_caches_fit
+from draftgauge.models.engines.static import check_caches_fit
 from draftgauge.models.experts import experts_read
 from draftgauge.models.loading import engine_at, planned_dtype
 from draftgauge.models.vocabulary import vocabulary_digest

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import SignalName
-from draftgauge.decoding.clock import seconds
-from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.decoding.stopping import Stopper
+from draftgauge.decoding.settings import DecodingSettings, Stopper
 from draftgauge.drafters.draft_builder import until_end
-from draftgauge.models.device import upload
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.device import seconds, upload
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.verification import accept_greedy, best_tokens, check_finite
@@ -99,8 +97,8 @@ class BatchPlan(NamedTuple):
     """How a batch is decoded.
 
     Attributes:
-        drain: go on until every output has ended; else stop where a slot finds no further prompt, so that every step
-            is of a full batch.
+        drain: go on until every output has ended; else stop where a slot finds no further prompt: all steps are then
+            of a full batch.
         timed: time every pass; on an accelerator this waits for it each time.
     """
 
@@ -196,56 +194,64 @@ class _BatchLoop:
         self.policy.begin(slot, prompt)
 
     def step(self) -> list[int]:
-        """One step of all requests; the slots whose outputs ended."""
+        """One step of all requests, each committing what is accepted of its own; the slots whose outputs ended."""
         shown: dict[int, list[Signal]] = {slot: [] for slot in self.requests}
         depths = self.propose(shown)
-        drafted = {slot: sum(slot in each.slots for each in depths) for slot in self.requests}
-        tokens, best = self.verify(depths, [drafted[slot] + 1 for slot in self.requests])
+        counts = [1 + sum(slot in each.slots for each in depths) for slot in self.requests]
+        tokens, best = self.verify(depths, counts)
         row, free = 0, []
-        for slot, request in self.requests.items():
-            end = row + drafted[slot] + 1
-            proposed = until_end(tokens[row + 1 : end], self.settings.end_tokens)
-            if self.commit(slot, request, proposed, best[row:end], shown[slot]):
+        for count, (slot, request) in zip(counts, self.requests.items(), strict=True):
+            proposed = until_end(tokens[row + 1 : row + count], self.settings.end_tokens)
+            accepted, token = accept_greedy(proposed, best[row : row + count])
+            row += count
+            committed, finish = request.stopper.cut([*proposed[:accepted], token])
+            kept = len(request.text) + accepted
+            request.text += committed
+            self.target.truncate(slot, kept)
+            self.draft.truncate(slot, min(kept, self.draft.length(slot)))
+            text, signals = committed if SignalName.TEXT in self.policy.reads else (), shown[slot][: len(proposed)]
+            step = Step(len(proposed), min(accepted, len(committed)), len(committed), signals, NAN, text)
+            self.policy.observe(slot, step)
+            request.output.tokens += committed
+            request.output.steps.append(step)
+            if finish is not None:
+                request.output.finished = True
                 free.append(slot)
-            row = end
         return free
 
     def propose(self, shown: dict[int, list[Signal]]) -> list[_Drafted]:
-        """Draft by depth, as far as the policy wants."""
-        caps = {slot: self.cap(request) for slot, request in self.requests.items()}
+        """Draft by depth, as far as the policy wants; signals that no policy reads are not computed or fetched."""
+        requests, depths, caps = self.requests, list[_Drafted](), {}
+        for slot, request in requests.items():
+            room = min(self.capacity - len(request.text), request.stopper.remaining - 1)
+            caps[slot] = max(0, min(self.plan.gamma_max, room))
         slots = self.policy.first(caps)
-        asks, depths = asks_after_each_token(self.policy.reads), list[_Drafted]()
+        reads = self.policy.reads  # which may differ from step to step
+        asks = asks_after_each_token(reads)
         while slots:
-            depths.append(self.draft_pass(slots, depths[-1] if depths else None, asks, shown))
-            last = {slot: shown[slot][-1] for slot in slots if len(depths) < caps[slot]}
-            able = {slot: s for slot, s in last.items() if not (asks and s.token in self.settings.end_tokens)}
-            slots = self.policy.onward(able) if able else []
-        if not asks:
-            for signals in shown.values():
-                signals.clear()
-        return depths
-
-    def draft_pass(
-        self, slots: list[int], before: _Drafted | None, asks: bool, shown: dict[int, list[Signal]]
-    ) -> _Drafted:
-        """One token of each slot; signals that no policy reads are not computed or fetched."""
-        texts = [self.requests[slot].text[self.draft.length(slot) :] for slot in slots] if before is None else []
-        counts = [len(text) for text in texts] or [1] * len(slots)
-        with self.timed("draft", counts, asks):
-            if before is None:
-                fed = upload(self.readable([token for text in texts for token in text]), self.draft.spec.device)
-            else:
-                kept = [before.slots.index(slot) for slot in slots]
-                fed = before.tokens.index_select(0, upload(kept, before.tokens.device))
-            logits = self.draft.step(slots, counts, fed)
-            ends = upload([end - 1 for end in accumulate(counts)], logits.device)
-            logits = logits.index_select(0, ends)[:, : self.target.spec.vocabulary]
-            tokens = logits.argmax(-1)
-            depth = len(shown[slots[0]]) + 1
-            columns = read_signals(logits, tokens, self.policy.reads) if asks else [(NAN, NAN, NAN, -1)] * len(slots)
+            texts = [requests[slot].text[self.draft.length(slot) :] for slot in slots] if not depths else []
+            counts = [len(text) for text in texts] or [1] * len(slots)
+            with self.timed("draft", counts, asks):
+                if texts:
+                    fed = upload(self.readable([token for text in texts for token in text]), self.draft.spec.device)
+                else:
+                    kept = [depths[-1].slots.index(slot) for slot in slots]
+                    fed = depths[-1].tokens.index_select(0, upload(kept, depths[-1].tokens.device))
+                logits = self.draft.step(slots, counts, fed)
+                ends = upload([end - 1 for end in accumulate(counts)], logits.device)
+                logits = logits.index_select(0, ends)[:, : self.target.spec.vocabulary]
+                tokens = logits.argmax(-1)
+                columns = read_signals(logits, tokens, reads) if asks else [(NAN, NAN, NAN, -1)] * len(slots)
+            depths.append(_Drafted(slots, tokens))
+            able = {}
             for slot, (confidence, entropy, margin, token) in zip(slots, columns, strict=True):
-                shown[slot].append(Signal(depth, confidence, entropy, margin, int(token)))
-        return _Drafted(slots, tokens)
+                signal = Signal(len(depths), confidence, entropy, margin, int(token))
+                if asks:
+                    shown[slot].append(signal)
+                if len(depths) < caps[slot] and not (asks and signal.token in self.settings.end_tokens):
+                    able[slot] = signal
+            slots = self.policy.onward(able) if able else []
+        return depths
 
     def verify(self, depths: list[_Drafted], counts: list[int]) -> tuple[list[int], list[int]]:
         """All tokens that the target took in, row by row, and its own choice after each: the step's one read."""
@@ -263,26 +269,6 @@ class _BatchLoop:
             tokens, own = torch.stack((fed, best)).tolist()
         check_finite(own, f"target ({self.target.spec.dtype})")
         return tokens, own
-
-    def commit(self, slot: int, request: _Request, proposed: list[int], best: list[int], shown: list[Signal]) -> bool:
-        """Commit what is accepted; whether the output has ended."""
-        accepted, token = accept_greedy(proposed, best)
-        tokens, finish = request.stopper.cut([*proposed[:accepted], token])
-        kept = len(request.text) + accepted
-        request.text += tokens
-        self.target.truncate(slot, kept)
-        self.draft.truncate(slot, min(kept, self.draft.length(slot)))
-        text = tokens if SignalName.TEXT in self.policy.reads else ()
-        step = Step(len(proposed), min(accepted, len(tokens)), len(tokens), shown[: len(proposed)], NAN, text)
-        self.policy.observe(slot, step)
-        request.output.tokens += tokens
-        request.output.steps.append(step)
-        request.output.finished = finish is not None
-        return finish is not None
-
-    def cap(self, request: _Request) -> int:
-        room = self.capacity - len(request.text)
-        return max(0, min(self.plan.gamma_max, request.stopper.remaining - 1, room))
 
     def readable(self, tokens: list[int]) -> list[int]:
         """Tokens as the drafter takes them in: its last one stands for those that it does not have."""

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.results import Generation, OnCommit
-from draftgauge.decoding.settings import DecodingSettings, check_request
-from draftgauge.decoding.stopping import Finish, Stopper
+from draftgauge.decoding.settings import DecodingSettings, Finish, Stopper, check_request
 from draftgauge.models.base import CachedModel
-from draftgauge.models.device import upload
+from draftgauge.models.device import seconds, upload
 from draftgauge.policies.base import Step
 from draftgauge.verification import check_finite, choose
 

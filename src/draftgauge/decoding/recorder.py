@@ -13,8 +13,7 @@ from torch import Generator, Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding.plain import plain_decode, prefill
-from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.decoding.stopping import Finish
+from draftgauge.decoding.settings import DecodingSettings, Finish
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import CHUNK, Chances, DenseDrafts, DraftsRefused, draft_everywhere
 from draftgauge.models.base import CachedModel
@@ -64,8 +63,8 @@ def record_prompt(
     At a temperature above 0 the output is drawn once, and the record holds chances of acceptance in place of outcomes
     (:mod:`draftgauge.traces.sampled`).
 
-    Passes over many positions round differently from a live drafter's single steps: in float32 the record is what a
-    live run shows up to the last digits; in lower precision a drafted near-tie may fall the other way.
+    Passes over many positions round differently from a live drafter's single steps. In float32 the record is what a
+    live run shows up to the last digits. In lower precision a drafted near-tie may fall the other way.
 
     Args:
         drafter: what drafts, from all positions together where it can

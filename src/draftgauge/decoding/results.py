@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from draftgauge.decoding.stopping import Finish
+from draftgauge.decoding.settings import Finish
 from draftgauge.policies.base import Step
 from draftgauge.traces.repetition import distinct_share
 

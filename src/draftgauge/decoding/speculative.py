@@ -8,15 +8,13 @@ import torch
 from torch import Generator, Tensor
 
 from draftgauge.core.signals import SignalName
-from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.results import Generation, OnCommit, origins_of
-from draftgauge.decoding.settings import DecodingSettings, check_request
-from draftgauge.decoding.stopping import Stopper
+from draftgauge.decoding.settings import DecodingSettings, Stopper, check_request
 from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, completed, device_of
 from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.base import CachedModel
-from draftgauge.models.device import upload
+from draftgauge.models.device import seconds, upload
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.verification import (
     Verdict,
@@ -41,8 +39,8 @@ def speculative_decode(
 ) -> Generation:
     """Decode with speculation; the output has the distribution of :func:`~draftgauge.decoding.plain.plain_decode`.
 
-    Greedy output is the same token for token as far as the target's logits do not depend on how many tokens it takes in
-    at once: exactly so in float32, up to near-ties in lower precision.
+    Greedy output is the same token for token as far as logits do not depend on how many tokens the target takes in at
+    once. In float32 they do not; in lower precision near-ties may fall the other way.
 
     Args:
         drafter: proposes tokens. It ends its drafts with the settings' end tokens, and if it samples it must carry the

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.decoding.clock import seconds
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, device_of
-from draftgauge.drafters.recorded import record_passes
+from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, device_of, record_passes
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import seconds
 from draftgauge.policies.fixed import FixedLength
 
 ROUNDS = 2

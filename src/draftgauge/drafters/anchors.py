@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.drafters.reuse.rotary import Tables, window
+from draftgauge.models.growing import grown, room_for
 
 KeysValues = tuple[Tensor, Tensor]
 FIRST_CAPACITY = 512
@@ -60,8 +61,8 @@ class AnchorCache:
         """Make room for the next anchors, which have to be written then."""
         begin, self.length = self.length, self.length + count
         if self.length > self.capacity:
-            self.capacity = max(self.length, 2 * self.capacity, FIRST_CAPACITY)
-            self.pairs = [(self._grown(keys, begin), self._grown(values, begin)) for keys, values in self.pairs]
+            self.capacity = room_for(self.length, self.capacity, FIRST_CAPACITY)
+            self.pairs = [(self._grown(keys), self._grown(values)) for keys, values in self.pairs]
         columns = torch.arange(self.capacity, device=self.device)
         end = self.length + DEEPEST + 1
         return Places(
@@ -77,7 +78,5 @@ class AnchorCache:
         keys, values = self.pairs[number]
         return keys[:, :, :length], values[:, :, :length]
 
-    def _grown(self, buffer: Tensor, used: int) -> Tensor:
-        grown = buffer.new_zeros(*buffer.shape[:2], self.capacity, buffer.shape[3])
-        grown[:, :, :used] = buffer[:, :, :used]
-        return grown
+    def _grown(self, buffer: Tensor) -> Tensor:
+        return grown(buffer, *buffer.shape[:2], self.capacity, buffer.shape[3])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.models.base import CachedModel
+from draftgauge.models.engines.static import StaticModel
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal
 
 KeepDrafting = Callable[[Signal], bool]
@@ -19,9 +20,8 @@ class Draft(NamedTuple):
     """Proposed tokens.
 
     Attributes:
-        probabilities: ``[drafted, vocabulary]`` float32, the distributions the tokens were *sampled from* (needed
-            to accept sampled tokens); None for greedy drafting and for drafters that propose without a distribution
-            (one-hot then).
+        probabilities: ``[drafted, vocabulary]`` float32, the distributions the tokens were *sampled from*, which
+            accepting sampled tokens needs. None for greedy drafting, and one-hot for drafters without a distribution.
         signals: one per drafted token; empty if the drafter was not asked after each token.
         appended: how many of the tokens, the last ones, a policy looked up in the text
             (:class:`~draftgauge.policies.base.Extends`); they have neither distribution nor signal.
@@ -102,12 +102,32 @@ class RunsModel(Protocol):
     model: CachedModel
 
 
-def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
-    """The draft that the target verifies: without its last token if the policy drops it
-    (:class:`~draftgauge.policies.base.DropsLast`), and with the tokens that the policy looks up in the text
-    (:class:`~draftgauge.policies.base.Extends`).
+@runtime_checkable
+class Records(Protocol):
+    """A drafter that records what it runs."""
 
-    The policy has seen the first ``asked`` signals while drafting; at most ``room`` tokens may be proposed in all.
+    def record_passes(self, most: int, longest: int) -> None:
+        """Record what drafts of up to ``most`` tokens run in texts of up to ``longest``."""
+
+
+def record_passes(target: CachedModel, drafter: Drafter | None, gamma_max: int, longest: int) -> None:
+    """Record on a GPU what steps with drafts of up to ``gamma_max`` tokens run, before something is timed.
+
+    The caches are empty afterwards.
+    """
+    for model in (target, drafter.model if isinstance(drafter, RunsModel) else None):
+        if isinstance(model, StaticModel):
+            model.record(gamma_max + 1, longest)
+    if isinstance(drafter, Records):
+        drafter.record_passes(gamma_max, longest)
+
+
+def completed(policy: Policy, draft: Draft, asked: int, room: int) -> Draft:
+    """The draft that the target verifies.
+
+    The policy may drop its last token (:class:`~draftgauge.policies.base.DropsLast`), and append tokens that it looks
+    up in the text (:class:`~draftgauge.policies.base.Extends`). It has seen the first ``asked`` signals while drafting.
+    At most ``room`` tokens may be proposed in all.
     """
     for signal in draft.signals[asked:]:
         policy.keep_drafting(signal)  # the drafter ended the draft; the policy still sees its last token

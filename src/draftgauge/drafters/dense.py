@@ -1,8 +1,8 @@
 """Drafts from every position of a known output: from all positions together, or one by one as a live run would.
 
 Row ``p`` drafts the continuation of prompt and ``output[:p]``. If the first token drafted at ``p`` equals
-``output[p]``, the rest of that draft is the draft of row ``p + 1``, so only rows whose first token differs from the
-output need a branch of their own. Along a sampled output, every position gets its acceptance probabilities
+``output[p]``, the rest of that draft is the draft of row ``p + 1``. Only rows whose first token differs from the output
+need a branch of their own. Along a sampled output, every position gets its acceptance probabilities
 (:mod:`draftgauge.traces.sampled`) and one draft that begins with a token that the target would reject.
 """
 
@@ -111,8 +111,13 @@ def draft_densely(
     grow_branches(model, len(prompt_tokens), branching, limits, own, vocabulary, lambda logits: logits.argmax(-1))
     cut_after_end(own, end_tokens)
 
-    count = min(positions, rows)
-    row, column = _sources(goes_on, count, gamma_max)
+    # The draft of row p equals the output up to row q, the next one that does not go on: it consists of the first
+    # tokens of the rows before q, then the draft of row q.
+    count, stops, depth = min(positions, rows), np.flatnonzero(~goes_on), np.arange(gamma_max)
+    start = np.arange(count)[:, None]
+    stop = stops[np.searchsorted(stops, start)]
+    follows = depth < stop - start
+    row, column = np.where(follows, start + depth, stop), np.where(follows, 0, depth - (stop - start))
     drafts.tokens[:count] = own.tokens[row, column]
     drafts.shown[:, :count] = own.shown[:, row, column]
     return drafts
@@ -196,20 +201,6 @@ def cut_after_end(own: DenseDrafts, end_tokens: frozenset[int]) -> None:
     own.shown[:, after] = np.nan
 
 
-def _sources(goes_on: NDArray[np.bool_], positions: int, gamma_max: int) -> tuple[Rows, Rows]:
-    """Rows and columns ``[positions, G]`` of the rows' own drafts that each drafted token comes from.
-
-    The draft of row ``p`` equals the output up to row ``q``, the next one that does not go on: it consists of the first
-    tokens of the rows ``p .. q - 1``, then the draft of row ``q``.
-    """
-    stops = np.flatnonzero(~goes_on)
-    row = np.arange(positions)[:, None]
-    stop = stops[np.searchsorted(stops, row)]
-    depth = np.arange(gamma_max)
-    follows = depth < stop - row
-    return np.where(follows, row + depth, stop), np.where(follows, 0, depth - (stop - row))
-
-
 Chances = NDArray[np.float32]
 
 
@@ -259,8 +250,15 @@ def draft_refused(
     for begin in range(0, rows, CHUNK):
         end = min(begin + CHUNK, rows)
         logits = model.forward(text[begin:end])[:, :vocabulary]
-        p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, own)
-        probability, refused = _first_refused(p, q, following[begin:end], generator)
+        p, q = probabilities(target_logits[begin:end], sampling), probabilities(logits, own)  # [n, V], [n, W]
+        token, row = following[begin:end], torch.arange(end - begin, device=p.device)
+        shared, last = p[:, : q.shape[-1]], q.shape[-1] - 1  # the draft has no mass on ids that it lacks
+        of_draft = torch.where(token <= last, q[row, token.clamp(max=last)], 0.0)
+        # The output's token had a probability above 0 when it was drawn. Here, computed together with other rows,
+        # rounding may put it outside the top-p nucleus.
+        of_target = p[row, token].clamp_min(torch.finfo(p.dtype).tiny)
+        probability = torch.stack([torch.minimum(shared, q).sum(-1), of_draft / of_target]).clamp(0, 1)
+        refused = draw(residual(q, shared), generator).clamp_min(0)  # from norm(max(q - p, 0))
         # Where logits are not finite the token does not matter: the recorder refuses their signals.
         note(logits, refused, drafts, np.arange(begin, end), 0)
         chances[:, begin:end] = probability.cpu().numpy()
@@ -273,17 +271,3 @@ def draft_refused(
     grow_branches(model, len(prompt_tokens), branching, limits, drafts, vocabulary, drawn)  # as live drafting would
     cut_after_end(drafts, how.end_tokens)
     return drafts, chances[0], chances[1]
-
-
-def _first_refused(p: Tensor, q: Tensor, output: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """Acceptance and survival ``[2, n]``, and a rejected token ``[n]``, drawn from ``norm(max(q - p, 0))``: of the
-    target's ``p`` ``[n, V]`` and the draft's ``q`` ``[n, W]``, without mass on ids that it lacks, at these tokens."""
-    shared = p[:, : q.shape[-1]]
-    position = torch.arange(len(output), device=p.device)
-    inside = output < q.shape[-1]
-    of_draft = torch.where(inside, q[position, output.clamp(max=q.shape[-1] - 1)], 0.0)
-    # The output's token had a probability above 0 when it was drawn. Here, computed together with other rows, rounding
-    # may put it outside the top-p nucleus.
-    of_target = p[position, output].clamp_min(torch.finfo(p.dtype).tiny)
-    chances = torch.stack([torch.minimum(shared, q).sum(-1), of_draft / of_target])
-    return chances.clamp(0, 1), draw(residual(q, shared), generator).clamp_min(0)

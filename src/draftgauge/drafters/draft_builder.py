@@ -84,18 +84,15 @@ class DraftBuilder:
             if keep_drafting is not None and not keep_drafting(shown[-1]):
                 break
             logits = advance(token)
-        return Draft(tokens, _joined(kept), shown)
+        return Draft(tokens, torch.cat(kept) if kept else None, shown)
 
     def build_unread(self, logits: Tensor, advance: Callable[[Tensor], Tensor], limit: int) -> UnreadDraft:
         """Draft ``limit`` tokens without reading any; end tokens do not end the draft."""
-        token, row = self._choose(logits, checked=False)
-        tokens, kept = [token], [] if row is None else [row]
-        while len(tokens) < limit:
-            token, row = self._choose(advance(token), checked=False)
-            tokens.append(token)
-            if row is not None:
-                kept.append(row)
-        return UnreadDraft(torch.cat(tokens), _joined(kept))
+        chosen = [self._choose(logits, checked=False)]
+        while len(chosen) < limit:
+            chosen.append(self._choose(advance(chosen[-1][0]), checked=False))
+        kept = [row for _, row in chosen if row is not None]
+        return UnreadDraft(torch.cat([token for token, _ in chosen]), torch.cat(kept) if kept else None)
 
     def _choose(self, logits: Tensor, checked: bool = True) -> tuple[Tensor, Tensor | None]:
         """The drafted token ``[1]``, and the distribution ``[1, V]`` that it was drawn from, if it was drawn."""
@@ -115,7 +112,3 @@ def until_end(tokens: list[int], end_tokens: frozenset[int]) -> list[int]:
         if token in end_tokens:
             return tokens[: index + 1]
     return tokens
-
-
-def _joined(rows: list[Tensor]) -> Tensor | None:
-    return torch.cat(rows) if rows else None

@@ -29,8 +29,8 @@ from draftgauge.verification import Sampling
 class LanguageModelDrafter:
     """Drafts with a smaller model that shares the target's tokenizer.
 
-    Its cache follows the committed text: ``commit`` rolls it back to the accepted tokens, and the next ``propose``
-    first processes the committed tokens that are missing, in one pass. Once the text is longer than the draft model's
+    Its cache follows the committed text: ``commit`` rolls it back to the accepted tokens. The next ``propose`` first
+    processes the committed tokens that are missing, in one pass. Once the text is longer than the draft model's
     own context, drafts are empty.
     """
 
@@ -72,13 +72,15 @@ class LanguageModelDrafter:
         limit = self._within_context(limit)
         if limit <= 0:
             return Draft([])
-        return self._builder.build(self._take_in(), self._logits, limit, keep_drafting, reads)
+        first = self._logits(self._readable(self._text[self.model.length :]))
+        return self._builder.build(first, self._logits, limit, keep_drafting, reads)
 
     def propose_unread(self, limit: int) -> UnreadDraft | None:
         limit = self._within_context(limit)
         if limit <= 0 or not self.model.spec.keeps_on_device:
             return None
-        return self._builder.build_unread(self._take_in(), self._logits, limit)
+        first = self._logits(self._readable(self._text[self.model.length :]))
+        return self._builder.build_unread(first, self._logits, limit)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         agreed = len(self._text) + accepted
@@ -106,9 +108,6 @@ class LanguageModelDrafter:
 
     def _within_context(self, limit: int) -> int:
         return min(limit, self.model.spec.context - len(self._text) + 1)
-
-    def _take_in(self) -> Tensor:
-        return self._logits(self._readable(self._text[self.model.length :]))
 
     def _readable(self, tokens: list[int]) -> Tensor:
         uploaded = upload(tokens, self.model.spec.device)

@@ -19,7 +19,7 @@ from draftgauge.policies.ngrams import LEAST, LONGEST, NgramIndex
 class PromptLookupDrafter:
     """Proposes the continuation of the first earlier occurrence of the last ``least`` to ``longest`` tokens.
 
-    It has no distribution: its proposal counts as one-hot (confidence 1, entropy 0, margin 1), so that a policy that
+    It has no distribution: its proposal counts as one-hot (confidence 1, entropy 0, margin 1), so a policy that
     stops when unsure never stops it.
     """
 

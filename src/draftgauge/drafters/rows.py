@@ -6,21 +6,20 @@ Greedy drafts only. Each request gets the draft that a drafter of its own would 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from draftgauge.core.errors import ModelError, warn
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.drafters.base import Draft, Drafter, KeepDrafting
 from draftgauge.models.device import upload
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.static_rows import StaticRows
+from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal
 from draftgauge.verification.signals import read_signals
 
@@ -76,9 +75,9 @@ class EachRow:
 
 @dataclass
 class _OpenDraft:
-    asked: Asked
-    tokens: list[int]
-    signals: list[Signal]
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
 
 
 class LanguageModelRows:
@@ -117,7 +116,7 @@ class LanguageModelRows:
                 before = len(self._texts[row]) - 1
                 limit = self._room(row, before + limit) - before
             if limit > 0:
-                drafting[row] = _OpenDraft(Asked(limit, each.keep_drafting, each.reads), [], [])
+                drafting[row] = _OpenDraft(limit)
                 self._take_in(row, len(self._texts[row]) - TAKEN_IN_TOGETHER)
         going = sorted(drafting)
         feed = [self._texts[row][self._rows.length(row) :] for row in going]
@@ -126,10 +125,20 @@ class LanguageModelRows:
             flat = upload([token for fed in feed for token in fed], self._rows.spec.device)
             last = [end - 1 for end in accumulate(counts)]
             logits = self._rows.step(going, counts, flat)[last, : self._vocabulary]
-            chosen = self._grow([drafting[row] for row in going], logits)
-            on = [self._goes_on(drafting[row]) for row in going]
-            feed = [[token] for token, more in zip(chosen, on, strict=True) if more]
-            going = [row for row, more in zip(going, on, strict=True) if more]
+            asking = [asked[row] for row in going]
+            reads: Reads = frozenset().union(*(each.reads for each in asking if each.keep_drafting))
+            feed_next: dict[int, list[int]] = {}
+            for row, each, shown in zip(going, asking, read_signals(logits, logits.argmax(-1), reads), strict=True):
+                draft, (confidence, entropy, margin, token) = drafting[row], shown
+                draft.tokens.append(token)
+                ends = len(draft.tokens) == draft.limit or token in self._end_tokens
+                if each.keep_drafting is not None:
+                    text = token if SignalName.TEXT in each.reads else -1
+                    draft.signals.append(Signal(len(draft.tokens), confidence, entropy, margin, text))
+                    ends = ends or not each.keep_drafting(draft.signals[-1])
+                if not ends:
+                    feed_next[row] = [token]
+            going, feed = list(feed_next), list(feed_next.values())
         return drafts | {row: Draft(draft.tokens, None, draft.signals) for row, draft in drafting.items()}
 
     def commit(self, row: int, accepted: int, tokens: list[int]) -> None:
@@ -149,8 +158,10 @@ class LanguageModelRows:
 
     def _row_for(self, context: list[int]) -> int:
         """The free row that holds the longest beginning of a text, truncated to it; if that is short, an empty row."""
-        needed = np.array(context[:-1], np.int64)
-        shared = {row: _common_prefix(text, needed) for row, text in self._closed.items()}
+        needed, shared = np.array(context[:-1], np.int64), {}  # row -> tokens that it begins with alike
+        for row, text in self._closed.items():
+            length = min(len(text), len(needed))
+            shared[row] = int((text[:length] == needed[:length]).cumprod().sum())
         best = max(shared, key=shared.__getitem__, default=None)
         if best is not None and shared[best] >= WORTH_KEEPING:
             del self._closed[best]
@@ -183,26 +194,3 @@ class LanguageModelRows:
         behind = self._texts[row][self._rows.length(row) : until]
         if behind:
             self._rows.append(row, behind)
-
-    def _grow(self, growing: list[_OpenDraft], logits: Tensor) -> list[int]:
-        """Add to each draft the most probable token, with its signals where a policy reads them; returns the tokens."""
-        best = logits.argmax(-1)
-        reads: Reads = frozenset().union(*(draft.asked.reads for draft in growing if draft.asked.keep_drafting))
-        shown = read_signals(logits, best, reads)
-        for draft, (confidence, entropy, margin, token) in zip(growing, shown, strict=True):
-            draft.tokens.append(token)
-            if draft.asked.keep_drafting is not None:
-                depth, text = len(draft.tokens), token if SignalName.TEXT in draft.asked.reads else -1
-                draft.signals.append(Signal(depth, confidence, entropy, margin, text))
-        return [token for *_, token in shown]
-
-    def _goes_on(self, draft: _OpenDraft) -> bool:
-        asked = draft.asked
-        if len(draft.tokens) == asked.limit or draft.tokens[-1] in self._end_tokens:
-            return False
-        return asked.keep_drafting is None or asked.keep_drafting(draft.signals[-1])
-
-
-def _common_prefix(one: NDArray[np.int64], two: NDArray[np.int64]) -> int:
-    length = min(len(one), len(two))
-    return int((one[:length] == two[:length]).cumprod().sum())

@@ -26,6 +26,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from draftgauge.api.pair import Drafts
 from draftgauge.api.policies import NamedPolicy, read_policies
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.locks import in_turn
@@ -33,7 +34,7 @@ from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.source import Drafting, LoadOptions
 from draftgauge.integrations.generate_arguments import GenerateArguments, read_arguments, refuse_dropped_arguments
-from draftgauge.integrations.generate_pair import BoundPair, Drafts
+from draftgauge.integrations.generate_pair import BoundPair
 from draftgauge.integrations.generate_rows import CriteriaWatch, ProcessedModel
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
@@ -53,7 +54,7 @@ class Speculative:
 
     Attributes:
         drafter: a causal language model, loaded or by folder or id; the folder of a trained drafter; an EAGLE-3, DFlash
-            or DSpark checkpoint; or "prompt_lookup".
+            or DSpark checkpoint; or "lookup".
         policy: how far to draft, as ``--policy`` takes it, or a policy of your own.
         gamma_max: longest draft; 16 if left out, or what the given costs were measured for, if that is less.
         costs: of a step on this machine, for policies that weigh them: a curve, or the file of one in a recorded run.
@@ -81,7 +82,7 @@ class Speculative:
     def __post_init__(self) -> None:
         if self.drafter is None:
             raise DraftgaugeError(
-                "name what drafts: a model, its folder or id, the folder of a trained drafter, or 'prompt_lookup'"
+                "name what drafts: a model, its folder or id, the folder of a trained drafter, or 'lookup'"
             )
         if isinstance(self.costs, str | Path):
             self.costs = CostCurve.load(Path(self.costs))

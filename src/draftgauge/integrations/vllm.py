@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftgauge.api.pair import Pair
 from draftgauge.api.requests.parts import drafter_for
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
@@ -23,11 +24,12 @@ from draftgauge.core.signals import SignalName
 from draftgauge.drafters.base import Draft, completed
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
-from draftgauge.drafters.source import LANGUAGE_MODEL, Drafting, LoadOptions, choose_drafter, drafter_kind
+from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
+from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.loading import load_model, load_tokenizer, wrap
+from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.policies.registry import make_policy
 from draftgauge.traces.engine_costs import read_costs
@@ -188,32 +190,26 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
     """The drafter, checked against the target's tokenizer."""
     if options.drafter is None:
         raise DraftgaugeError("name what drafts: additional_config's draftgauge needs a drafter, a model or 'lookup'")
-    name, source = choose_drafter(options.drafter)
-    kind = drafter_kind(name)
-    model_config = vllm_config.model_config
-    device = options.device or str(getattr(vllm_config.device_config, "device", "cpu"))
-    loading = LoadOptions(half_precision(model_config.dtype), device)
-    if model_config.tokenizer:
-        kind.check(source, load_tokenizer(str(model_config.tokenizer)), loading)
-    vocabulary = int(model_config.get_vocab_size())
-    if name == LANGUAGE_MODEL:
-        assert source is not None
-        model = load_model(source, loading.compression, device)
-        if isinstance(model, LeanModel):  # also of fixed shapes, which hold one text
-            lean = model if type(model) is LeanModel else LeanModel(model.module)
-            return LanguageModelRows(lean, end_tokens, vocabulary)
-        module = model.module
-        if module is None:
-            raise ModelError("a GGUF draft holds one text at a time, and vLLM decodes several: give its folder")
-        return EachRow(lambda: LanguageModelDrafter(wrap(module, "modules"), end_tokens, None, None, vocabulary))
+    kind, model_config = drafter_kind(choose_drafter(options.drafter)[0]), vllm_config.model_config
     if kind.self_describing:
         raise DraftgaugeError(
             f"{options.drafter} reads the target's states, which vLLM does not hand over: let vLLM draft with it "
-            "(method eagle3 or dflash; `draftgauge export` for a trained one), or take language_model or prompt_lookup"
+            "(method eagle3 or dflash; `draftgauge export` for a trained one), or take a draft model or lookup"
         )
-    nothing: Any = None  # kinds without a model read no target
-    drafts = kind.load(source, nothing, loading)
-    return EachRow(lambda: drafts.drafter(nothing, None, Drafting(end_tokens)))
+    device = options.device or str(getattr(vllm_config.device_config, "device", "cpu"))
+    named, nothing = model_config.tokenizer, cast(CachedModel, None)  # what drafts here reads no target
+    tokenizer = load_tokenizer(str(named)) if named else None
+    loading = LoadOptions(half_precision(model_config.dtype), device)
+    pair = Pair.of(lambda: nothing, options.drafter, tokenizer, loading)
+    if pair.draft is None:
+        return EachRow(lambda: pair.draft_source.drafter(nothing, None, Drafting(end_tokens)))
+    model, module, vocabulary = pair.draft, pair.draft.module, int(model_config.get_vocab_size())
+    if module is None:
+        raise ModelError("a GGUF draft holds one text at a time, and vLLM decodes several: give its folder")
+    if isinstance(model, LeanModel):  # also of fixed shapes, which hold one text
+        lean = model if type(model) is LeanModel else LeanModel(module)
+        return LanguageModelRows(lean, end_tokens, vocabulary)
+    return EachRow(lambda: LanguageModelDrafter(wrap(module, "modules"), end_tokens, None, None, vocabulary))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.meter.costs import rising_row
 from draftgauge.meter.steps import LOOKS
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.static_rows import StaticRows, check_caches_fit
+from draftgauge.models.engines.static import StaticRows, check_caches_fit
 from draftgauge.policies.base import Signal, Step
 from draftgauge.traces.batch_costs import BatchCosts
 
@@ -52,8 +52,9 @@ class BatchMeterPlan:
 
 
 class EvenLengths:
-    """The loop's policy while it is timed: all requests draft as many tokens, every length as often as the others in
-    random order; in every third round it looks at them.
+    """The loop's policy while it is timed: all requests draft as many tokens, every length equally often.
+
+    The order is random. In every third round the policy looks at the tokens.
     """
 
     def __init__(self, gamma_max: int, rng: np.random.Generator) -> None:
@@ -154,18 +155,12 @@ def measure_batches(
             for start in starts:
                 run(batch, start)
     progress(len(batches), len(batches))
-    return _costs([[samples[batch, start] for start in starts] for batch in batches], tuple(batches), starts, plan)
-
-
-def _costs(
-    samples: Sequence[Sequence[_Samples]], batches: tuple[int, ...], starts: Sequence[int], plan: BatchMeterPlan
-) -> BatchCosts:
-    looking = [[seconds for own in row for seconds in own.looking()] for row in samples]
-    tokens = range(1, plan.gamma_max + 2)
+    table, tokens = [[samples[batch, start] for start in starts] for batch in batches], range(1, plan.gamma_max + 2)
+    looking = [[seconds for own in row for seconds in own.looking()] for row in table]
     return BatchCosts(
-        batches=batches,
+        batches=tuple(batches),
         contexts=tuple(start + plan.span // 2 for start in starts),
-        verify=tuple(tuple(tuple(rising_row(own.verify, tokens).tolist()) for own in row) for row in samples),
-        draft=tuple(tuple(own.draft() for own in row) for row in samples),
+        verify=tuple(tuple(tuple(rising_row(own.verify, tokens).tolist()) for own in row) for row in table),
+        draft=tuple(tuple(own.draft() for own in row) for row in table),
         signals=tuple(max(0.0, float(np.median(seconds))) if seconds else 0.0 for seconds in looking),
     )

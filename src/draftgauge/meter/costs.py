@@ -1,7 +1,7 @@
 """Measures a cost curve: what drafting, verifying and plain decoding take on this machine.
 
-Timing ``propose`` and ``forward`` on their own flatters them: live, each finds the caches full of the other's weights,
-and the draft must first take in what the last step committed. So the meter runs the loop itself on real text, with
+Timing ``propose`` and ``forward`` on their own flatters them. Live, each finds the caches full of the other's weights.
+The draft must first take in what the last step committed. So the meter runs the loop itself on real text, with
 draft lengths in random order.
 """
 
@@ -23,8 +23,7 @@ from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted
-from draftgauge.drafters.recorded import record_passes
+from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted, record_passes
 from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
@@ -115,9 +114,30 @@ def measure_costs(
     def tell() -> None:
         progress(min(99, int(100 * (time.perf_counter() - begun) / expected)), 100)
 
-    runner = _Runner(target, drafter, plan, span, rng, generator, tell)
+    text, timer = np.asarray(plan.text), StepTimer(Stopwatch(device, device_of(drafter, device)), tell)
+    settings = DecodingSettings(span, plan.sampling, stop_when=timer.ends_output)
+
+    @torch.inference_mode()
+    def run(bench: _Bench, asked: list[Asked], plain_steps: int) -> None:
+        """Time these steps, and plain ones after them, from anywhere in the text."""
+        timer.queue = asked
+        while asked:
+            positions = (int(rng.integers(len(text))) + np.arange(bench.start)) % len(text)
+            prompt: list[int] = text[positions].tolist()
+            timed = TimedDrafter(drafter, timer, filler=prompt[0])
+            done = speculative_decode(target, timed, timer, prompt, settings, generator)
+            bench.prefill_seconds = done.prefill_seconds
+        bench.samples += timer.samples()
+        fed, moments = upload([done.tokens[-1]], device), []  # steps of the plain loop; the first is not counted
+        for _ in range(min(plain_steps, target.spec.context - target.length)):
+            tell()
+            fed = choose(target.forward(fed), plan.sampling, generator)
+            fed.tolist()  # the loop reads the token, so the device is done with it
+            moments.append(time.perf_counter())
+        bench.plain += np.diff(moments).tolist()
+
     benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
-    runner.run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
+    run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
     schedule = _schedule(benches, plan, time.perf_counter() - begun)
     benches[0].samples.clear()  # the first steps may be slow for being the first
     expected = max(plan.seconds, schedule.seconds, 1e-9)
@@ -126,7 +146,7 @@ def measure_costs(
         started = time.perf_counter()
         for index in rng.permutation(len(schedule.benches)):
             pieces = _round(schedule.lengths, rounds, rng, overlaps)
-            runner.run(schedule.benches[index], pieces, schedule.plain_steps)
+            run(schedule.benches[index], pieces, schedule.plain_steps)
         rounds += 1
         now = time.perf_counter()
         took, spent = [*took, now - started][-len(IDLE_RUNS) :], now - begun  # rounds of every kind
@@ -156,49 +176,6 @@ class _Bench:
     prefill_seconds: float = 0.0  # of the last run
 
 
-class _Runner:
-    """Runs the loop under the stopwatch."""
-
-    def __init__(
-        self,
-        target: CachedModel,
-        drafter: Drafter,
-        plan: MeterPlan,
-        span: int,
-        rng: np.random.Generator,
-        generator: Generator | None,
-        tell: Callable[[], None],
-    ) -> None:
-        self.target, self.drafter, self.rng, self.generator, self.tell = target, drafter, rng, generator, tell
-        self.text = np.asarray(plan.text)
-        device = target.spec.device
-        self.timer = StepTimer(Stopwatch(device, device_of(drafter, device)), tell)
-        self.settings = DecodingSettings(span, plan.sampling, stop_when=self.timer.ends_output)
-
-    def run(self, bench: _Bench, asked: list[Asked], plain_steps: int) -> None:
-        """Time these steps, and plain ones after them, from anywhere in the text."""
-        self.timer.queue = asked
-        while asked:
-            positions = (int(self.rng.integers(len(self.text))) + np.arange(bench.start)) % len(self.text)
-            prompt: list[int] = self.text[positions].tolist()
-            drafter = TimedDrafter(self.drafter, self.timer, filler=prompt[0])
-            done = speculative_decode(self.target, drafter, self.timer, prompt, self.settings, self.generator)
-            bench.prefill_seconds = done.prefill_seconds
-        bench.samples += self.timer.samples()
-        bench.plain += self.plain_seconds(done.tokens[-1], plain_steps)
-
-    @torch.inference_mode()
-    def plain_seconds(self, token: int, steps: int) -> list[float]:
-        """Seconds of the steps of the plain loop, on the text that the target holds; the first is not counted."""
-        fed, moments = upload([token], self.target.spec.device), []
-        for _ in range(min(steps, self.target.spec.context - self.target.length)):
-            self.tell()
-            fed = choose(self.target.forward(fed), self.settings.sampling, self.generator)
-            fed.tolist()  # the loop reads the token, so the device is done with it
-            moments.append(time.perf_counter())
-        return np.diff(moments).tolist()
-
-
 class _Schedule(NamedTuple):
     """What is measured, the seconds until every length has been timed once, and what is said of what is left out."""
 
@@ -206,7 +183,7 @@ class _Schedule(NamedTuple):
     lengths: tuple[int, ...]
     plain_steps: int
     seconds: float
-    note: str
+    note: str = ""
 
 
 def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule:
@@ -227,7 +204,7 @@ def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule
         if spent + LEAST_ROUNDS * each <= plan.seconds:
             break
     if (some, lengths) == (benches, every):
-        return _Schedule(some, lengths, plain_steps, spent + each, "")
+        return _Schedule(some, lengths, plain_steps, spent + each)
     named, where = ", ".join(map(str, lengths)), ", ".join(str(bench.context) for bench in some)
     note = (
         f"a step takes {shortest:.2g} to {longest:.2g} s, so within {plan.seconds:g} s drafts of {named} tokens were "
@@ -321,9 +298,10 @@ def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int) -
 
 
 def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> Floats:
-    """Median seconds for each number of tokens wanted, interpolated where it was not timed; never falling, as one token
-    more costs nothing at least, but for the first: a pass of one token can take longer than one of two, as CPUs
-    multiply a matrix with a vector by other kernels.
+    """Median seconds for each number of tokens wanted, interpolated where it was not timed.
+
+    They never fall, as one token more costs nothing at least. The first may be higher: on CPUs a pass of one token can
+    take longer than one of two, as a matrix is multiplied with a vector by other kernels.
     """
     tokens = sorted(timed)
     medians = np.array([np.median(timed[count]) for count in tokens])
@@ -337,8 +315,9 @@ def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> F
 
 
 def _catch_up(samples: Samples) -> Floats:
-    """``[BACKLOGS]`` what drafting takes longer by how many tokens there were to take in: from drafts of one token;
-    rising, and interpolated where a number did not occur.
+    """``[BACKLOGS]`` what drafting takes longer by how many tokens there were to take in.
+
+    From drafts of one token; rising, and interpolated where a number did not occur.
     """
     added: dict[int, list[float]] = {}
     for own in samples:

@@ -119,8 +119,9 @@ class StepTimer(PolicyBase):
 
 
 class TimedDrafter:
-    """A drafter whose proposals are timed, and filled up to the length asked for: one that has less to propose (prompt
-    lookup without a match) would leave long verifications unmeasured.
+    """A drafter whose proposals are timed, and filled up to the length asked for.
+
+    Prompt lookup without a match has less to propose, and would leave long verifications unmeasured.
     """
 
     def __init__(self, drafter: Drafter, timer: StepTimer, filler: int) -> None:
@@ -134,28 +135,28 @@ class TimedDrafter:
         self._drafter.prefill(context)
 
     def propose_unread(self, limit: int) -> UnreadDraft | None:
-        if not isinstance(self._drafter, DraftsUnread):
+        drafter = self._drafter
+        if not isinstance(drafter, DraftsUnread):
             return None
-        self._timer.backlog = max(1, backlog_of(self._drafter))
-        begun = self._timer.stopwatch.mark()
-        draft = self._drafter.propose_unread(limit)
-        if draft is None:
-            return None
-        self._timer.drafting = begun, self._timer.stopwatch.mark()
-        self._proposed = len(draft.tokens)
-        if self._proposed == limit:
+        draft = self._timed(lambda: drafter.propose_unread(limit))
+        if draft is None or self._proposed == limit:
             return draft
         return UnreadDraft(functional.pad(draft.tokens, (0, limit - self._proposed), value=self._filler))
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        self._timer.backlog = max(1, backlog_of(self._drafter))
-        begun = self._timer.stopwatch.mark()
-        draft = self._drafter.propose(limit, keep_drafting, reads)
-        self._timer.drafting = begun, self._timer.stopwatch.mark()
-        self._proposed = len(draft.tokens)
+        draft = self._timed(lambda: self._drafter.propose(limit, keep_drafting, reads))
         if self._proposed == limit:
             return draft
         return Draft(draft.tokens + [self._filler] * (limit - self._proposed), None, draft.signals)
+
+    def _timed(self, propose: Callable[[], Any]) -> Any:
+        self._timer.backlog = max(1, backlog_of(self._drafter))
+        begun = self._timer.stopwatch.mark()
+        draft = propose()
+        if draft is not None:
+            self._timer.drafting = begun, self._timer.stopwatch.mark()
+            self._proposed = len(draft.tokens)
+        return draft
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         self._drafter.commit(min(accepted, self._proposed), tokens)

@@ -33,6 +33,7 @@ from transformers.pytorch_utils import Conv1D
 
 from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
+from draftgauge.models.device import private
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 QUANTISED = ("int8", "nf4")
@@ -93,9 +94,10 @@ def activation_dtype(compression: str, device: torch.device, own: torch.dtype | 
 @cache
 def cpu_has_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 in hardware; elsewhere float32 is faster."""
+    names = ["ops.mkldnn._is_mkldnn_bf16_supported"] if torch.backends.mkldnn.is_available() else []
     if platform.machine() in ("x86_64", "AMD64"):
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        names = ["cpu._is_avx512_bf16_supported", "cpu._is_amx_tile_supported"]
+    return any(supported() for supported in map(private, names) if supported is not None)
 
 
 def draft_compression(compression: str) -> str:
@@ -153,13 +155,8 @@ def check_quantises(
             f"{share:.0%} of the weights of this {config.model_type} model are in its experts, not in linear layers: "
             f"{compression} would leave them as they are, so use bf16 or fp16, or a checkpoint that comes quantised"
         )
-    if compression == "nf4" and device.type == "cpu":
-        _check_nf4_widths(model)
-
-
-def _check_nf4_widths(model: PreTrainedModel) -> None:
     head = model.get_output_embeddings()
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if compression == "nf4" and device.type == "cpu" else ():
         if module is head or not isinstance(module, nn.Linear | Conv1D):
             continue
         columns, rows = module.weight.shape if isinstance(module, Conv1D) else module.weight.shape[::-1]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -62,6 +64,14 @@ def torch_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def private(name: str) -> Any:
+    """What PyTorch keeps for itself, by its name under ``torch``; None in a release that lacks it."""
+    found: Any = torch
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Free memory of a device, with what PyTorch has reserved there and does not use; None where it is not known."""
     if device.type == "cuda":
@@ -79,6 +89,14 @@ def release_unused() -> None:
     if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def seconds(*devices: torch.device) -> float:
+    """The time, once the devices have done what they were given; differences of it are seconds."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def upload(tokens: Sequence[int], device: torch.device) -> Tensor:

@@ -17,9 +17,11 @@ LONGEST = 1024  # tokens of text that are looked at
 
 @torch.inference_mode()
 def experts_read(target: CachedModel, text: Sequence[int], most: int) -> tuple[float, ...]:
-    """``[most]`` how many different experts a layer reads in a pass over 1, 2, ... consecutive tokens of a text, in the
-    mean over passes and layers with experts; empty where no layer has any. The target's cache is emptied. Where a token
-    goes follows from the text before it, however many tokens a pass takes in: one pass tells of all."""
+    """``[most]`` how many different experts a layer reads in a pass over 1, 2, ... consecutive tokens of a text.
+
+    It is the mean over passes and layers with experts, and empty where no layer has any. The target's cache is emptied.
+    Where a token goes follows from the text before it, however many tokens a pass takes in: one pass tells of all.
+    """
     chosen: list[Tensor] = []  # [T, experts a token] of each layer
 
     def note(router: nn.Module, inputs: Any, output: Any) -> None:

@@ -14,41 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.base import ModelSpec
 
-FIRST_CAPACITY = 2048  # positions that are held before the store first doubles
 BATCHED = 3  # axes of a residual stream: texts, positions, numbers
 TOWERS = ("vision", "image", "audio")  # parts with layers of their own that read no text
-
-
-class HiddenStates:
-    """The residual stream after some decoder layers, ``[positions, S, H]``, written in place beside a model's cache.
-
-    A position's row is overwritten when the position is taken in again, so rolling the cache back needs nothing here.
-    """
-
-    def __init__(self, layers: Sequence[int], width: int, spec: ModelSpec) -> None:
-        """An empty store for ``S`` decoder layers, counted from 0, and a residual stream of this width ``H``."""
-        self.layers = tuple(layers)
-        self._context = spec.context
-        shape = (min(FIRST_CAPACITY, spec.context), len(self.layers), width)
-        self._rows = torch.empty(shape, dtype=spec.dtype, device=spec.device)
-
-    def rows(self, begin: int, end: int) -> Tensor:
-        return self._rows[begin:end]
-
-    def places(self, begin: int, end: int) -> dict[int, Tensor]:
-        """Where the states ``[end - begin, H]`` of each layer belong, by layer: views to be written to."""
-        rows = self.reserve(begin, end)
-        return dict(zip(self.layers, rows[begin:end].unbind(1), strict=True))
-
-    def reserve(self, begin: int, end: int) -> Tensor:
-        """The whole store ``[positions, S, H]`` with room up to ``end``; rows from ``begin`` on are to be written."""
-        if end > len(self._rows):
-            grown = self._rows.new_empty(min(max(end, 2 * len(self._rows)), self._context), *self._rows.shape[1:])
-            grown[:begin] = self._rows[:begin]
-            self._rows = grown
-        return self._rows
 
 
 @contextmanager

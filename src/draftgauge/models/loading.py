@@ -30,7 +30,7 @@ from draftgauge.models.engines.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.engines.gguf_library import INSTALL, is_gguf
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import of_a_family, why_not_lean, why_not_recorded
-from draftgauge.models.engines.modules_model import ModulesModel
+from draftgauge.models.engines.modules import ModulesModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, model_folder
 from draftgauge.models.spec import read_configuration
@@ -60,13 +60,24 @@ def load_model(
     """
     check_engine(engine)
     if is_gguf(source):
-        return _load_gguf(Path(source), compression, device, engine)
+        if compression != UNCOMPRESSED:
+            raise ModelError(f"{source} is quantised already: give another file instead of compression {compression}")
+        if device is not None and str(device).partition(":")[0] != "cpu":
+            raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
+        if engine not in ("auto", *GGUF_ENGINES):
+            raise ModelError(
+                f"{source} is a GGUF file, which {' and '.join(GGUF_ENGINES)} run, not the engine {engine}"
+            )
+        return GgufModel(Path(source), EXACT if engine == "auto" else engine)
     if engine in GGUF_ENGINES:
         raise ModelError(
             f"the engine {engine} runs GGUF files, and {source} is not one: give a file that ends in .gguf"
         )
     chosen = choose_device(device)
-    check_device_map(device_map, device)
+    if device_map is not None and device_map not in DEVICE_MAPS:
+        raise DraftgaugeError(f"unknown device_map {device_map!r}: choose one of {', '.join(DEVICE_MAPS)}")
+    if device_map is not None and device is not None:
+        raise DraftgaugeError(f"device_map {device_map} spreads a model over all GPUs: leave out device {device}")
     path = model_folder(source)
     declared = _declared(path)
     method = method_of(declared, source)
@@ -94,24 +105,18 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
         )
-        _check_complete(model, report, source)
+        if report["missing_keys"]:
+            names = ", ".join(sorted(report["missing_keys"])[:3])
+            of_hidden = "fc.weight" in report["unexpected_keys"]
+            drafter = "; it looks like an EAGLE or DFlash drafter, which is given as --drafter" * of_hidden
+            raise ModelError(
+                f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}{drafter}"
+            )
         if method is not None:
             _check_stayed_quantised(model, method, source)
         model = model if stays or device_map else model.to(chosen)
     with clear_memory_errors(f"{source} at compression {label}", chosen):
         return wrap(model, engine)
-
-
-def _check_complete(model: PreTrainedModel, report: Mapping[str, Any], source: str | Path) -> None:
-    if not report["missing_keys"]:
-        return
-    names = ", ".join(sorted(report["missing_keys"])[:3])
-    drafter = "; it looks like an EAGLE or DFlash drafter, which is given as --drafter" * (
-        "fc.weight" in report["unexpected_keys"]
-    )
-    raise ModelError(
-        f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}{drafter}"
-    )
 
 
 def _check_stayed_quantised(model: PreTrainedModel, method: str, source: str | Path) -> None:
@@ -163,15 +168,6 @@ def _dtype_of(declared: Mapping[str, Any]) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
-def check_device_map(device_map: str | None, device: str | torch.device | None) -> None:
-    if device_map is None:
-        return
-    if device_map not in DEVICE_MAPS:
-        raise DraftgaugeError(f"unknown device_map {device_map!r}: choose one of {', '.join(DEVICE_MAPS)}")
-    if device is not None:
-        raise DraftgaugeError(f"device_map {device_map} spreads a model over all GPUs: leave out device {device}")
-
-
 @contextmanager
 def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
     try:
@@ -185,20 +181,19 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def _load_gguf(path: Path, compression: str, device: str | torch.device | None, engine: str) -> CachedModel:
-    if compression != UNCOMPRESSED:
-        raise ModelError(f"{path} is quantised already: give another file instead of compression {compression}")
-    if device is not None and str(device).partition(":")[0] != "cpu":
-        raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
-    if engine not in ("auto", *GGUF_ENGINES):
-        raise ModelError(f"{path} is a GGUF file, which {' and '.join(GGUF_ENGINES)} run, not the engine {engine}")
-    return GgufModel(path, EXACT if engine == "auto" else engine)
-
-
 def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
+    """A model behind the cache contract.
+
+    ``auto`` takes fixed shapes on a GPU, the lean engine elsewhere, and transformers' modules where neither is known to
+    be right.
+    """
     check_engine(engine)
     if engine == "auto":
-        engine = _choose_engine(model)
+        reason = why_not_lean(model)
+        if reason is None:
+            engine = "static" if model.device.type == "cuda" and why_not_recorded(model) is None else "lean"
+        elif of_a_family(model):
+            warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
     engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
     return engines.get(engine, ModulesModel)(model)
 
@@ -208,16 +203,6 @@ def engine_at(engine: str, known: str, compression: str, device: torch.device) -
     if device.type != "cuda" or engine == "modules" or (known == "int8") == (compression == "int8"):
         return engine
     return "lean" if compression == "int8" else "static"
-
-
-def _choose_engine(model: PreTrainedModel) -> str:
-    """Fixed shapes on a GPU, the lean engine elsewhere; transformers' modules where neither is known to be right."""
-    reason = why_not_lean(model)
-    if reason is None:
-        return "static" if model.device.type == "cuda" and why_not_recorded(model) is None else "lean"
-    if of_a_family(model):
-        warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
-    return "modules"
 
 
 def load_tokenizer(

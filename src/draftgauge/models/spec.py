@@ -41,8 +41,8 @@ def model_spec(model: PreTrainedModel, engine: str) -> ModelSpec:
 def context_of(config: PreTrainedConfig) -> tuple[int, str]:
     """The longest sequence, and why it is not the one that the configuration names.
 
-    Past a length, longrope rotates keys by other frequencies than it rotated those that are cached: what a pass
-    computes would depend on how many tokens it takes in, and no output could be compared with another.
+    Past a length, longrope rotates keys by other frequencies than it rotated those that are cached. What a pass
+    computes would then depend on how many tokens it takes in: no output could be compared with another.
     """
     named = getattr(config, "max_position_embeddings", None) or UNLIMITED
     named = named if named > 0 else UNLIMITED  # xlnet says -1

@@ -20,8 +20,8 @@ class TapPlan:
     """Decoder layers to tap, counted from 0.
 
     Attributes:
-        hidden_layers: whose output, the residual stream, is kept. transformers calls it ``hidden_states[layer + 1]``,
-            but for the last layer, where that one has gone through the final norm and this one has not.
+        hidden_layers: whose output, the residual stream, is kept. transformers calls it ``hidden_states[layer + 1]``.
+            Of the last layer that one has gone through the final norm, and this one has not.
         kv_layers: whose cached keys and values are read.
     """
 
@@ -34,8 +34,8 @@ def tap_plan(
 ) -> TapPlan:
     """Plan the taps of a target.
 
-    Where a rule chooses and not the caller, keys and values of a target that alternates full and sliding-window
-    attention come from the full-attention layers nearest to those of the rule.
+    Some targets alternate full and sliding-window attention. Where a rule chooses and not the caller, keys and values
+    then come from the full-attention layers nearest to those of the rule.
 
     Args:
         layers: which decoder layers, counted from 0, or one of :data:`TAP_RULES`; "eagle3" if None.
@@ -44,13 +44,19 @@ def tap_plan(
     if kv:
         _check_keys(config)
     rule: Sequence[int] | TapRule = "eagle3" if layers is None else layers
-    if isinstance(rule, str):
-        if rule not in TAP_RULES:
-            raise ModelError(f"unknown taps {rule!r}: name layers, or one of {', '.join(TAP_RULES)}")
-        chosen = TAP_RULES[rule](config.num_hidden_layers)
-    else:
-        chosen = tuple(rule)
-    _check_layers(config, chosen)
+    if isinstance(rule, str) and rule not in TAP_RULES:
+        raise ModelError(f"unknown taps {rule!r}: name layers, or one of {', '.join(TAP_RULES)}")
+    chosen = TAP_RULES[rule](config.num_hidden_layers) if isinstance(rule, str) else tuple(rule)
+    count = config.num_hidden_layers
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ModelError(
+            f"name at least one layer to tap, and each once, not {', '.join(map(str, chosen)) or 'none at all'}"
+        )
+    if missing := [layer for layer in chosen if not 0 <= layer < count]:
+        raise ModelError(
+            f"there is no layer {', '.join(map(str, missing))} to tap: this {config.model_type} has {count}, counted "
+            f"from 0 to {count - 1}"
+        )
     kv_layers = chosen if kv else ()
     if kv and isinstance(rule, str):
         kv_layers = nearest_full(config, chosen)
@@ -84,20 +90,6 @@ def check_rope(config: PreTrainedConfig) -> None:
         raise ModelError(
             f"this {config.model_type} has rotary embeddings ({changing[0]}) that change with the length of the text, "
             "so keys that were cached do not tell their position: choose a target with another kind of rotary embedding"
-        )
-
-
-def _check_layers(config: PreTrainedConfig, layers: tuple[int, ...]) -> None:
-    count = config.num_hidden_layers
-    if not layers or len(set(layers)) < len(layers):
-        raise ModelError(
-            f"name at least one layer to tap, and each once, not {', '.join(map(str, layers)) or 'none at all'}"
-        )
-    missing = [layer for layer in layers if not 0 <= layer < count]
-    if missing:
-        raise ModelError(
-            f"there is no layer {', '.join(map(str, missing))} to tap: this {config.model_type} has {count}, counted "
-            f"from 0 to {count - 1}"
         )
 
 

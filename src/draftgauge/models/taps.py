@@ -1,14 +1,13 @@
 """Taps: what a drafter may reuse of its target, the hidden states and the KV cache of chosen layers.
 
-Live, they cost the target no second pass: hidden states are left behind by the passes that verify, and keys and values
-are views of the engine's own cache. Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden
+Live, they cost the target no second pass. Hidden states are left behind by the passes that verify; keys and values are
+views of the engine's own cache. Letters in shapes: ``B`` texts, ``T`` positions, ``S`` tapped layers, ``H`` hidden
 size, ``KV`` key/value heads, ``D`` head dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,9 @@ from draftgauge.core.errors import ModelError
 from draftgauge.models.base import CachedModel
 from draftgauge.models.engines.gguf import GgufModel
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.modules_model import ModulesModel, rollback_cache
-from draftgauge.models.hidden import HiddenStates, watching
+from draftgauge.models.engines.modules import ModulesModel, rollback_cache
+from draftgauge.models.growing import HiddenStates
+from draftgauge.models.hidden import watching
 from draftgauge.models.rotation import ordered
 from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import default_taps
@@ -141,11 +141,14 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
     cache = rollback_cache(module) if plan.kv_layers else None
     if cache is not None:
         cache.layers = [own if index in plan.kv_layers else _PassingLayer() for index, own in enumerate(cache.layers)]
-    with (
-        attention_kernels(tokens.device),
-        watching(module, plan.hidden_layers, hidden.__setitem__),
-        _head_sees(module, where),
-    ):
+    with ExitStack() as during:
+        during.enter_context(attention_kernels(tokens.device))
+        during.enter_context(watching(module, plan.hidden_layers, hidden.__setitem__))
+        if where is not None:
+            chosen = where.flatten().nonzero()[:, 0].to(module.device, non_blocking=True)
+            head = module.get_output_embeddings()
+            see = head.register_forward_pre_hook(lambda head, inputs: (inputs[0].flatten(0, 1)[chosen],))
+            during.enter_context(see)
         logits: Tensor = module(input_ids=tokens, use_cache=cache is not None, **cache_argument(module, cache)).logits
     kept = [cache.layers[layer] for layer in plan.kv_layers] if cache is not None else []
     return Features(
@@ -154,18 +157,6 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
         values=torch.stack([layer.values for layer in kept], 1) if kept else None,
         logits=logits,
     )
-
-
-@contextmanager
-def _head_sees(module: PreTrainedModel, where: Tensor | None) -> Iterator[None]:
-    """Context in which the head sees the states of these positions only."""
-    if where is None:
-        yield
-        return
-    chosen = where.flatten().nonzero()[:, 0].to(module.device, non_blocking=True)
-    head = module.get_output_embeddings()
-    with head.register_forward_pre_hook(lambda head, inputs: (inputs[0].flatten(0, 1)[chosen],)):
-        yield
 
 
 class _PassingLayer(DynamicLayer):

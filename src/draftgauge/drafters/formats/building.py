@@ -1,11 +1,12 @@
-"""A checkpoint as a network for its target: weights checked, what is borrowed of the target, and the vocabulary."""
+"""A checkpoint as a network for its target: its kind, weights checked, what is borrowed, and the vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +14,43 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.decoder import DrafterNet, Weights
-from draftgauge.drafters.formats.dflash import DFlashNet
-from draftgauge.drafters.formats.eagle3 import Eagle3Net
+from draftgauge.drafters.formats.dflash import DFlashLayout, DFlashNet
+from draftgauge.drafters.formats.dspark import DSparkLayout, DSparkNet
+from draftgauge.drafters.formats.eagle3 import Eagle3Layout, Eagle3Net
 from draftgauge.drafters.formats.files import read_tensors
-from draftgauge.drafters.formats.layouts import DFlashLayout, Eagle3Layout, Layout
-from draftgauge.drafters.formats.shapes import DRAFTED, EMBEDDING, FUSE, HEAD, TO_TARGET, check_weights
+from draftgauge.drafters.formats.layout import DRAFTED, EMBEDDING, FUSE, HEAD, TO_TARGET, Layout
+from draftgauge.drafters.formats.settings import Settings
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_rules import specforge_taps
 
+FORMATS = (
+    "EAGLE-3 (SafeAILab, SGLang, DeepSpec, speculators) and DFlash or DSpark (z-lab, SpecForge, DeepSpec, speculators)"
+)
+LAYOUTS: dict[str, type[Eagle3Layout | DFlashLayout]] = {"eagle3": Eagle3Layout, "dflash": DFlashLayout}
+LAYOUTS["dspark"] = DSparkLayout
+NETS: dict[str, type[DrafterNet]] = {"eagle3": Eagle3Net, "dflash": DFlashNet, "dspark": DSparkNet}
+PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that need no scales
+SHOWN = 6  # names that a message lists
 _UNUSED = ("verifier_", "rotary_emb.")  # of training, and tables that are computed
+
+
+def read_layout(config: Mapping[str, Any], where: str) -> Layout:
+    """The layout of a checkpoint, ``where`` naming it in messages."""
+    decoder, nested = config.get("transformer_layer_config") or config, config.get("dflash_config") or {}
+    reader, kind = Settings(config, decoder, nested, where), config.get("speculators_model_type")
+    names = " ".join(config.get("architectures") or ()).lower()
+    if kind in LAYOUTS:
+        return LAYOUTS[str(kind)].read(reader)
+    if kind is None and any(f"{name}draftmodel" in names or f"{name}model" in names for name in ("dflash", "dspark")):
+        of_dspark = "dspark" in names or "markov_rank" in nested or reader.get("projector_type") == "dspark"
+        return LAYOUTS["dspark" if of_dspark else "dflash"].read(reader)
+    if kind is None and ("eagle3" in names or not any(name in names for name in ("eagle", "dflash", "dspark"))):
+        return Eagle3Layout.read(reader)
+    own_code = "; its own Python code (auto_map) is not run" if "auto_map" in config else ""
+    raise ModelError(
+        f"{where} is a drafter of a format that is not read here (speculators_model_type {kind!r}, architectures "
+        f"{config.get('architectures')!r}){own_code}. These are: {FORMATS}"
+    )
 
 
 def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pickle: bool = False) -> DrafterNet:
@@ -51,8 +80,7 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     # of a target on several devices the head may lie on another one than the states
     head = held[HEAD] if HEAD in held else target.module.get_output_embeddings().weight.detach().to(device)
     weights, to_target = Weights(held, layout.decoder), None if ids is None else ids.to(device)
-    kind: type[DrafterNet] = Eagle3Net if isinstance(layout, Eagle3Layout) else DFlashNet
-    return kind(layout, weights, embed, head, to_target)
+    return NETS[layout.family](layout, weights, embed, head, to_target)
 
 
 def check_target(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor], target: CachedModel) -> None:
@@ -124,3 +152,28 @@ def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not plain.startswith(_UNUSED) and not plain.endswith("rotary_emb.inv_freq"):
             named[plain] = tensor
     return named
+
+
+def check_weights(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor], target_width: int) -> None:
+    """Refuse weights that lack some of a layout's, have others, or are of other shapes, quantised or not finite."""
+    wanted, optional = layout.shapes(tensors, target_width)
+    missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys() - optional.keys()
+    if missing or extra:
+        said = [f"lacks {_some(missing)}"] if missing else []
+        said += [f"has {_some(extra)} beside what is wanted"] if extra else []
+        raise ModelError(
+            f"{source} is no {layout.family} checkpoint of a layout that is run here: it {' and '.join(said)}"
+        )
+    for name, tensor in tensors.items():
+        shape = wanted.get(name) or optional[name]
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{source}: {name} is {list(tensor.shape)}, and by its config.json {list(shape)}")
+        if (tensor.dtype not in PLAIN) != (name in (TO_TARGET, DRAFTED)):
+            raise ModelError(f"{source}: {name} holds {tensor.dtype} numbers: give a checkpoint that is not quantised")
+        if tensor.dtype in PLAIN and not tensor.sum(dtype=torch.float64).isfinite():
+            raise ModelError(f"{source}: {name} holds numbers that are NaN or infinite: download the checkpoint again")
+
+
+def _some(names: Collection[str]) -> str:
+    shown = sorted(names)[:SHOWN]
+    return ", ".join(shown) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftgauge.drafters.anchors import AnchorCache, Places
-from draftgauge.drafters.formats.layouts import DecoderSpec, Layout
+from draftgauge.drafters.formats.layout import DecoderSpec, Layout
 from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, rotate
 from draftgauge.models.folder import explained
 

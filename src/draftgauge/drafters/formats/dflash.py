@@ -1,24 +1,134 @@
-"""DFlash (arXiv 2602.06036), which drafts a block in one pass, and DSpark, which adds two heads to it.
+"""DFlash (arXiv 2602.06036), which drafts a block in one pass: checkpoints read and run, trained drafters written.
 
 The keys and values of the committed text are made of the target's fused hidden states, those of the block of its
 tokens: the last committed one and masks. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
+
+Read are the flat configurations of ``z-lab/dflash``, SpecForge and DeepSpec, and that of speculators. It is the last
+that is written, as vLLM loads it: a block-wise ``hidden`` drafter that was trained with a mask token is this network,
+so weights are renamed and none is changed. Embedding and head are the target's; of the head the rows of a draft
+vocabulary are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.anchors import AnchorCache, Places
 from draftgauge.drafters.formats.decoder import DrafterNet
-from draftgauge.drafters.formats.layouts import DFlashLayout
+from draftgauge.drafters.formats.layout import Layout, Shapes, read_windows, shared
+from draftgauge.drafters.formats.settings import Settings
+from draftgauge.drafters.formats.writing import (
+    ascending,
+    check_embedding,
+    decoder_settings,
+    taken_apart,
+    vocabulary_map,
+)
 from draftgauge.drafters.reuse.blockwise import block_attention
+from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.rotary import Tables, window
+from draftgauge.models.reference import resolve_source
+
+SPECULATORS_VERSION = "0.9.0"  # whose configuration this is
+_RENAMED = {"context_norm.weight": "hidden_norm.weight", "norm.weight": "norm.weight"}
+_OF_LAYER = {
+    "state_norm": "input_layernorm",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "attention.output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.down": "mlp.down_proj",
+}
+_FROM_ANCHOR = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")  # of speculators, DeepSpec, Domino
+_READ = ("causal", "is_causal", "input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+
+
+@dataclass(frozen=True)
+class DFlashLayout(Layout):
+    """A block drafter.
+
+    Attributes:
+        block: tokens of a block, the last committed one first.
+        mask_token: fills the others.
+        from_anchor: the first place of the block predicts the token after the committed one; else the second does.
+        windows: of each layer, how many tokens it sees back; None for all.
+        window_from_anchor: a window is counted back from the block's first place (speculators), not from each place.
+        causal: of each layer, whether the places of a block see none behind them.
+        embedding_scale: what the embeddings of a block are multiplied by, ``logit_scale`` its logits, before a soft cap
+            at ``softcap``; 0 for none.
+    """
+
+    predicts_at_anchor: ClassVar[bool] = False  # where nothing is said
+
+    block: int = 0
+    mask_token: int = 0
+    from_anchor: bool = False
+    windows: tuple[int | None, ...] = ()
+    window_from_anchor: bool = False
+    causal: tuple[bool, ...] = ()
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float = 0.0
+
+    @classmethod
+    def read(cls, reader: Settings) -> DFlashLayout:
+        return cls(**cls.fields_of(reader, "dflash"))
+
+    @classmethod
+    def fields_of(cls, reader: Settings, family: str) -> dict[str, Any]:
+        reader.check_known("block", _READ)
+        fields = shared(reader, family)
+        if not fields["taps"]:
+            raise ModelError(f"{reader.where} names no target layers (target_layer_ids, aux_hidden_state_layer_ids)")
+        windows, block = read_windows(reader, fields["decoder"].layers), reader.integer("block_size", least=2)
+        mask, vocabulary = reader.integer("mask_token_id", least=0), fields["decoder"].vocabulary
+        if mask >= vocabulary:
+            reader.refuse(f"mask_token_id {mask} is not among {vocabulary} tokens")
+        # as vLLM, SGLang and SpecForge decide: what is said holds for all layers, else those with a window are causal
+        said, free = reader.spelled(("is_causal", "causal")), reader.flag("sliding_window_non_causal")
+        return {
+            **fields,
+            "block": block,
+            "mask_token": mask,
+            "from_anchor": cls._reads_from_anchor(reader, block),
+            "windows": windows,
+            "window_from_anchor": "speculators_model_type" in reader.config,
+            "causal": tuple(window is not None and not free if said is None else said for window in windows),
+            "embedding_scale": reader.number("input_embedding_scale", 1.0),
+            "logit_scale": reader.number("output_multiplier", 1.0),
+            "softcap": reader.number("final_logit_softcapping", 0.0),
+        }
+
+    @classmethod
+    def _reads_from_anchor(cls, reader: Settings, block: int) -> bool:
+        """A field says so; else the tokens that are proposed of a block; else how the family is trained."""
+        said, tokens = reader.spelled(_FROM_ANCHOR), reader.proposed()
+        places = block if said is not False else block - 1
+        if tokens is not None and tokens > places:
+            reader.refuse(
+                f"speculative_tokens {tokens} contradicts block_size {block}, of which {places} places "
+                "predict: keep the right one"
+            )
+        if said is None and tokens is not None and tokens >= block - 1:
+            return tokens == block
+        return cls.predicts_at_anchor if said is None else said
+
+    @property
+    def longest(self) -> int:
+        return self.block if self.from_anchor else self.block - 1
+
+    def shapes(self, found: Collection[str], target_width: int) -> tuple[Shapes, Shapes]:
+        wanted, optional = super().shapes(found, target_width)
+        wanted["hidden_norm.weight"] = (self.decoder.hidden_size,)
+        return wanted, optional
 
 
 class DFlashNet(DrafterNet):
@@ -44,7 +154,7 @@ class DFlashNet(DrafterNet):
         logits, cap = F.linear(states, self._head).float(), self.layout.softcap
         if self.layout.logit_scale != 1:
             logits = logits * self.layout.logit_scale
-        return DFlashBranches(self, begin, states, (logits / cap).tanh() * cap if cap else logits)
+        return self.read_off(begin, states, (logits / cap).tanh() * cap if cap else logits)
 
     def run(self, cache: AnchorCache, tokens: Tensor, positions: Tensor, tables: Tables) -> Tensor:
         """States ``[R, B, H]`` of the blocks that begin with these tokens ``[R]``, at positions ``[R, B]``."""
@@ -74,49 +184,90 @@ class DFlashNet(DrafterNet):
             return unseen | (anchors < positions[:, :1, None] - reach)
         return unseen | (anchors <= positions[:, :, None] - reach)
 
+    def read_off(self, tokens: Tensor, states: Tensor, logits: Tensor) -> DFlashBranches:
+        """Blocks of which places are read one by one, from their states ``[R, B, H]`` and logits ``[R, B, V]``."""
+        return DFlashBranches(logits)
+
 
 class DFlashBranches:
     """Blocks from consecutive anchors, read off place by place."""
 
-    def __init__(self, net: DFlashNet, tokens: Tensor, states: Tensor, logits: Tensor) -> None:
-        self._net, self._states, self._block_logits = net, states, logits
-        self._place = 0
-        self._recurrent: Tensor | None = None
+    confidence: Tensor | None = None
+
+    def __init__(self, logits: Tensor) -> None:
+        self._block_logits, self._place = logits, 0
         self.logits: Tensor = logits[:, 0]
-        self.confidence: Tensor | None = None
-        self._read(tokens)
 
     def advance(self, tokens: Tensor) -> Tensor:
         self._place += 1
-        self._read(tokens)
+        self.logits = self._block_logits[:, self._place]
         return self.logits
 
-    @torch.inference_mode()
-    def _read(self, before: Tensor) -> None:
-        """The next place's logits and confidence, by the token before it."""
-        layout, weights = self._net.layout, self._net.weights
-        state, logits = self._states[:, self._place], self._block_logits[:, self._place]
-        features: Tensor | None = None
-        if layout.markov:
-            features = F.embedding(before, weights["markov_head.markov_w1.weight"])
-            logits = logits + weights.linear("markov_head.markov_w2", self._latent(state, features)).float()
-        self.logits, self.confidence = logits, None
-        if layout.confidence:
-            joined = (
-                torch.cat((state, features), -1) if layout.confidence_reads_token and features is not None else state
-            )
-            self.confidence = weights.linear("confidence_head.proj", joined)[:, 0].float().sigmoid()
 
-    def _latent(self, state: Tensor, features: Tensor) -> Tensor:
-        """What the Markov head makes of the token before, ``[R, rank]``."""
-        layout, weights = self._net.layout, self._net.weights
-        if layout.markov == "vanilla":
-            return features
-        if layout.markov == "gated":
-            gate = weights.linear("markov_head.gate_proj", torch.cat((state, features), -1)).sigmoid()
-            return gate * features
-        recurrent = torch.zeros_like(features) if self._recurrent is None else self._recurrent
-        joined = torch.cat((recurrent, features, state), -1)
-        gate, candidate, output = weights.linear("markov_head.joint_proj", joined).chunk(3, -1)
-        self._recurrent = gate.sigmoid() * recurrent + (1 - gate.sigmoid()) * candidate.tanh()
-        return output.tanh()
+def check_exportable(config: ReuseConfig) -> None:
+    """Refuse a drafter that has no place in the DFlash layout, saying which setting stands against it."""
+    if not config.block:
+        raise DraftgaugeError("a DFlash drafter proposes whole blocks, and this one goes token by token: use eagle3")
+    if config.design != "hidden":
+        raise DraftgaugeError(
+            f"the {config.design} design has no DFlash layout, which reads the target's hidden states and nothing else "
+            "of it. Train with `--recipe block --reuse hidden` to export, or run this drafter with draftgauge itself"
+        )
+    if not config.dflash:
+        raise DraftgaugeError(
+            "this drafter was trained without --dflash: its mask is learned, its tapped layers are normalised, its "
+            "queries and keys are not, and the place of the last token predicts. Train it with --dflash to export"
+        )
+    if config.markov_rank or config.confidence_head:
+        what = "a Markov head (markov_rank)" if config.markov_rank else "a confidence head (confidence_head)"
+        raise DraftgaugeError(f"this drafter has {what}, which DFlash lacks: train it without")
+    check_embedding(config, "DFlash")
+
+
+def checkpoint_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors of a drafter's weights."""
+    left = dict(weights)
+    tensors = {new: left.pop(old) for old, new in _RENAMED.items()}
+    tensors["fc.weight"] = ascending(config, left.pop("fuse.weight"))
+    for number in range(config.layers):
+        layer = f"layers.{number}."
+        tensors |= {f"{layer}{new}.weight": left.pop(f"{layer}{old}.weight") for old, new in _OF_LAYER.items()}
+        heads, gate_up = left.pop(f"{layer}attention.from_state.weight"), left.pop(f"{layer}mlp.gate_up.weight")
+        tensors |= taken_apart(config, heads, gate_up, layer)
+    head, vocabulary = left.pop("head.weight"), vocabulary_map(config, left)
+    tensors |= {"lm_head.weight": head} | vocabulary if vocabulary else {}
+    assert not left, f"weights without a name in DFlash: {sorted(left)}"
+    return tensors
+
+
+def checkpoint_config(config: ReuseConfig) -> dict[str, Any]:
+    """``config.json`` of the checkpoint, but for the dtype: speculators' DFlash, whose layers are Qwen3's.
+
+    The block has a place for the last token, which predicts nothing. Tapped layers are counted from the embedding on.
+    """
+    source = config.target_source
+    proposal = {"proposal_type": "greedy", "speculative_tokens": config.block, "verifier_accept_k": 1}
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal | {"accept_tolerance": 0.0}],
+            "verifier": {"name_or_path": str(resolve_source(source)) if source else None, "architectures": []},
+        },
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in sorted(config.hidden_layers)],
+        "block_size": config.block + 1,
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": True,  # no layer has a window, but vLLM takes it for every layer
+        "draft_vocab_size": config.logits,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {
+            **decoder_settings(config),
+            "model_type": "qwen3",
+            "layer_types": ["full_attention"] * config.layers,
+            "use_sliding_window": False,
+        },
+    }

@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
-from draftgauge.drafters.formats.building import build_net
+from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.decoder import Branches, DrafterNet
 from draftgauge.drafters.formats.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
-from draftgauge.drafters.formats.layouts import read_layout
 from draftgauge.drafters.reuse.live import RECORDED_ANCHORS, ReuseDrafter
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel

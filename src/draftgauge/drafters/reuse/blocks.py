@@ -102,8 +102,8 @@ class GatedDelta(nn.Module):
 class Block(nn.Module):
     """One drafter layer.
 
-    The self-attention sees depth 0 of all anchors and its own chain; the chain attention sees the injected keys of the
-    target, where there are any, and its own chain (see :class:`~draftgauge.drafters.reuse.config.Design`). The first
+    The self-attention sees depth 0 of all anchors and its own chain. The chain attention sees the injected keys of the
+    target, if any, and its own chain (see :class:`~draftgauge.drafters.reuse.config.Design`). The first
     layer reads the token; layers after it, and the first of the recurrent designs, read the state.
     """
 
@@ -142,10 +142,6 @@ class Block(nn.Module):
         residual = state.to(stream.dtype) if self.normalises_residual and state is not None else stream
         return residual, BlockHeads(own, chain)
 
-    def inject(self, keys: Tensor, values: Tensor, tables: Tables) -> KeysValues:
-        assert self.injection is not None
-        return self.injection(keys, values, tables)
-
     def forward(self, stream: Tensor, heads: BlockHeads, memory: Memory, causal: bool) -> Tensor:
         """The residual ``[B, R, H]`` after this layer; ``memory`` already holds the rows' own keys."""
         attended = []
@@ -164,8 +160,8 @@ class Injection(nn.Module):
 
     - ``concat``: the heads of all layers side by side, without weights.
     - ``project``: a linear map from all layers' heads of a position to one layer's, for keys as cached and for values.
-    - ``project-rope``: the same with the rotation taken off the keys before and put on after, since a map that mixes
-      rotated components of several layers does not commute with the rotation.
+    - ``project-rope``: the same with the rotation taken off the keys before and put on after. A map that mixes rotated
+      components of several layers does not commute with the rotation.
     """
 
     def __init__(self, config: ReuseConfig) -> None:

@@ -1,12 +1,13 @@
 """Block-wise drafters: one bidirectional pass over ``[embed(last token), MASK, MASK, ...]`` proposes a whole block.
 
-The block of the anchor ``t`` stands at the positions ``t + 1 .. t + b``; its slot ``k`` predicts ``x[t + 2 + k]``, as
+The block of the anchor ``t`` stands at the positions ``t + 1 .. t + b``. Its slot ``k`` predicts ``x[t + 2 + k]``, as
 depth ``k`` does in a drafter that goes token by token. It attends to the target's states of ``0 .. t``, as keys and
 values of each layer, and to all of itself. The input layout is that of DFlash (arXiv 2602.06036), whose drafter reads
-hidden states; KVShot (arXiv 2604.26412) asks for the same with the target's keys and values. With a mask token the
-network is DFlash's as published: a mask predicts the token of its own position, so that the block has one place more.
-Without one, the designs that read the target enter with what they read of the anchor, as EAGLE-3 does with its hidden
-state: their first layer reads it beside the token or mask of every slot. Else the one layer would first have to learn
+hidden states. KVShot (arXiv 2604.26412) asks for the same with the target's keys and values.
+
+With a mask token the network is DFlash's as published: a mask predicts the token of its own position. The block then
+has one place more. Without one, the designs that read the target enter with what they read of the anchor, as EAGLE-3
+does with its hidden state. Their first layer reads it beside the token or mask of every slot: it need not learn first
 to attend to the newest position.
 
 Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`, and ``b`` slots of a block.
@@ -39,8 +40,8 @@ class Seen(NamedTuple):
 
     Attributes:
         layers: the context of each layer.
-        fused: what slots enter with, by anchor, ``[B, L, H]``: the fused hidden states, or keys and values, in designs
-            that read no states; None in those that read neither.
+        fused: what slots enter with, by anchor, ``[B, L, H]``: the fused hidden states, or in designs without them
+            the keys and values. None in those that read neither.
     """
 
     layers: Sequence[Context]

@@ -136,7 +136,18 @@ def matched_widths(target_config: PreTrainedConfig, requests: Sequence[Mapping[s
     natural = [reuse_config(target_config, **request) for request in requests]
     least = min(config.layers for config in natural)
     budget = max(count_parameters(replace(config, markov_rank=0)) for config in natural if config.layers == least)
-    matched = [_fit(config, budget) for config in natural]
+    matched = []
+    for config in natural:
+        multiple = max(1, config.hidden_size // 64)  # of the width of the SwiGLU, that suits the hardware
+        slope = 3 * config.hidden_size * config.layers  # parameters a unit of width
+        fixed = count_parameters(config) - slope * config.intermediate_size
+        width = round((budget - fixed) / (slope * multiple)) * multiple
+        if width < 1:
+            raise ModelError(
+                f"{config.design} with {config.layers} layers has {fixed} parameters without its SwiGLU, of {budget} "
+                "that all designs are to have: leave it out, or compare it at equal width"
+            )
+        matched.append(replace(config, intermediate_size=width))
     counts = [count_parameters(config) for config in matched]
     if max(counts) > (1 + TOLERANCE) * min(counts):
         raise ModelError(
@@ -144,17 +155,3 @@ def matched_widths(target_config: PreTrainedConfig, requests: Sequence[Mapping[s
             f"{', '.join(map(str, counts))}; leave out the designs or layers that differ most"
         )
     return matched
-
-
-def _fit(config: ReuseConfig, budget: int) -> ReuseConfig:
-    """The configuration whose SwiGLU width, a multiple that suits the hardware, comes closest to the budget."""
-    multiple = max(1, config.hidden_size // 64)
-    slope = 3 * config.hidden_size * config.layers  # parameters a unit of width
-    fixed = count_parameters(config) - slope * config.intermediate_size
-    width = round((budget - fixed) / (slope * multiple)) * multiple
-    if width < 1:
-        raise ModelError(
-            f"{config.design} with {config.layers} layers has {fixed} parameters without its SwiGLU, of {budget} that "
-            "all designs are to have: leave it out, or compare it at equal width"
-        )
-    return replace(config, intermediate_size=width)

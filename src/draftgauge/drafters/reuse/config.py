@@ -124,7 +124,19 @@ class ReuseConfig:
         if self.layers < 1:
             raise ModelError(f"a drafter has at least one layer, not {self.layers}")
         if self.block:
-            self._check_block()
+            if not self.traits.blockwise:
+                able = ", ".join(name for name, design in DESIGNS.items() if design.blockwise)
+                raise ModelError(f"the {self.design} design has no block-wise drafter: choose one of {able}")
+            if self.block not in BLOCK_SIZES:
+                raise ModelError(f"a block has {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]} tokens, not {self.block}")
+            if self.block >= self.context:
+                raise ModelError(f"a block of {self.block} tokens does not fit the target's context of {self.context}")
+            if self.layers > MOST_BLOCK_LAYERS:
+                raise ModelError(f"a block-wise drafter has at most {MOST_BLOCK_LAYERS} layers, not {self.layers}")
+            if self.markov_rank < 0:
+                raise ModelError(f"the rank of the Markov head is at least 0, not {self.markov_rank}")
+            if self.dflash and self.design != "hidden":
+                raise ModelError(f"DFlash reads hidden states alone, so the {self.design} design has no mask token")
         elif self.layers > 1 and self.traits.reads_hidden:
             raise ModelError(
                 f"the {self.design} design has one layer, not {self.layers}: more layers are for kv and control, and "
@@ -136,21 +148,6 @@ class ReuseConfig:
             raise ModelError(
                 f"a draft vocabulary of {self.draft_vocabulary} tokens is not within the target's {self.vocabulary}"
             )
-
-    def _check_block(self) -> None:
-        if not self.traits.blockwise:
-            able = ", ".join(name for name, design in DESIGNS.items() if design.blockwise)
-            raise ModelError(f"the {self.design} design has no block-wise drafter: choose one of {able}")
-        if self.block not in BLOCK_SIZES:
-            raise ModelError(f"a block has {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]} tokens, not {self.block}")
-        if self.block >= self.context:
-            raise ModelError(f"a block of {self.block} tokens does not fit the target's context of {self.context}")
-        if self.layers > MOST_BLOCK_LAYERS:
-            raise ModelError(f"a block-wise drafter has at most {MOST_BLOCK_LAYERS} layers, not {self.layers}")
-        if self.markov_rank < 0:
-            raise ModelError(f"the rank of the Markov head is at least 0, not {self.markov_rank}")
-        if self.dflash and self.design != "hidden":
-            raise ModelError(f"DFlash reads hidden states alone, so the {self.design} design has no mask token")
 
     @property
     def dflash(self) -> bool:

@@ -60,8 +60,8 @@ def take_in(
 
     Args:
         tokens: ``[n]``, the token *after* each new anchor; the last of them is the last committed token.
-        hidden: ``[n, S, H]`` of the new anchors, for the designs that read hidden states.
-        keys, values: ``[S, KV, n, D]`` of the new anchors, for the designs that read them.
+        hidden: ``[n, S, H]`` of the new anchors, in designs that read hidden states.
+        keys, values: ``[S, KV, n, D]`` of the new anchors, in designs that read them.
 
     Returns:
         float32 logits ``[1, V]`` of the first drafted token, and the chain.
@@ -86,7 +86,7 @@ def absorb(
         assert values is not None, "this design reads values"
         joined = net.cast(keys[None]), net.cast(values[None])
         for layer, block in enumerate(net.blocks):
-            injected = block.inject(*joined, window(tables, 0, count))
+            injected = block.injection(*joined, window(tables, 0, count))
             cache.write(layer + int(net.traits.self_attends), places.at, injected)
     first = 0 if net.traits.self_attends else count - 1  # only self-attention needs depth 0 of the other anchors
     embedded = net.embed(tokens[None, first:])

@@ -2,7 +2,7 @@
 
 Rows are anchors in training and branches in drafting. The shared keys are a prefix (causal in training); a row's own
 keys are those of its chain of drafted tokens, one for each depth. Laid out as one masked attention, ``k`` depths would
-cost ``k`` times the keys; here each depth adds one dot product a row, as in EAGLE-3's training-time test.
+cost ``k`` times the keys. Here each depth adds one dot product a row, as in EAGLE-3's training-time test.
 
 Letters in shapes: ``B`` texts, ``Q`` query heads, ``KV`` key heads, ``R`` rows, ``L`` shared keys, ``D`` head
 dimension.
@@ -18,8 +18,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from draftgauge.drafters.anchors import KeysValues
+from draftgauge.models.device import private
 
 FUSED_DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
+_NAME = "ops.aten._scaled_dot_product_flash_attention"
+FLASH = {
+    "cpu": (f"{_NAME}_for_cpu", f"{_NAME}_for_cpu_backward"),
+    "cuda": (_NAME, f"{_NAME}_backward"),
+}  # PyTorch's own: where it lacks one, scores are written out
 
 
 def joint_attention(
@@ -44,10 +50,13 @@ def joint_attention(
 
 
 def _has_flash(queries: Tensor) -> bool:
-    """Whether the flash kernels take them: on a GPU in half precision, from Ampere on, heads of up to 256 by eights."""
+    """Whether flash kernels take them: on a GPU in half precision, from Ampere on, heads of up to 256 by eights."""
     kind, width = queries.device.type, queries.shape[-1]
-    known = queries.dtype in FUSED_DTYPES.get(kind, ()) and (kind == "cpu" or (width % 8 == 0 and width <= 256))
-    return known and (kind == "cpu" or torch.cuda.get_device_capability(queries.device)[0] >= 8)
+    if queries.dtype not in FUSED_DTYPES.get(kind, ()) or None in map(private, FLASH[kind]):
+        return False
+    return kind == "cpu" or (
+        width % 8 == 0 and width <= 256 and torch.cuda.get_device_capability(queries.device)[0] >= 8
+    )
 
 
 def plain_attention(
@@ -84,10 +93,10 @@ def plain_attention(
 class FusedCausal(torch.autograd.Function):
     """Causal :func:`joint_attention` on PyTorch's flash kernels, which never write the scores out.
 
-    A flash kernel returns its output and the logarithm of its normaliser, so other keys can be folded in afterwards:
-    the joint normaliser is a log-sum-exp of all. Backwards the same kernel is given the *joint* output and normaliser:
-    it rebuilds the weights as ``exp(score - normaliser)``, which then are the joint softmax's, and its gradients are
-    right for its part of the keys.
+    A flash kernel returns its output and the logarithm of its normaliser, so other keys can be folded in afterwards.
+    The joint normaliser is a log-sum-exp of all. Backwards the same kernel is given the *joint* output and normaliser.
+    It rebuilds the weights as ``exp(score - normaliser)``, which are then the joint softmax's. Its gradients are right
+    for its part of the keys.
 
     Shared keys before those of the rows are seen by all rows, so they go through the kernel apart, without a mask.
     """

@@ -17,7 +17,6 @@ from draftgauge.drafters.anchors import DEEPEST, AnchorCache, Places
 from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
 from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.draft_builder import DraftBuilder
-from draftgauge.drafters.recorded import Recorded
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import absorb, begin, step
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -26,6 +25,7 @@ from draftgauge.drafters.reuse.rotary import Tables, window
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
+from draftgauge.models.graphs import Recorded, graph_pool
 from draftgauge.models.taps import Taps
 from draftgauge.verification import Sampling
 
@@ -36,7 +36,7 @@ class ReuseDrafter:
     """Drafts with a :class:`~draftgauge.drafters.reuse.net.ReuseNet` from the states that the target's passes compute.
 
     With ``n`` committed tokens the target's cache holds ``n - 1``, so its states are known up to position ``n - 2``,
-    the *anchor* of the next draft; the last committed token is the drafter's first input. Only anchors of committed
+    the *anchor* of the next draft. The last committed token is the drafter's first input. Only anchors of committed
     text enter the drafter's own cache, so it is never rolled back. The target's cache may be longer than the committed
     text: what it holds at a position does not depend on later tokens.
     """
@@ -67,7 +67,10 @@ class ReuseDrafter:
         self._text: list[int] = []
         self._cache = self._new_cache()
         # Bound to the network and the cache alone: a drafter in a cycle would keep its memory.
-        self._absorbing, self._running = (Recorded(run, self._cache) for run in self._passes())
+        cache = self._cache
+        self._absorbing, self._running = (
+            Recorded(run, graph_pool(cache.device), lambda: cache.capacity) for run in self._passes()
+        )
         self._begun: Any = None  # what a draft from the last anchor begins with
 
     def keeps_drafted(self) -> bool:
@@ -84,7 +87,7 @@ class ReuseDrafter:
 
     @torch.inference_mode()
     def record_passes(self, most: int, longest: int) -> None:
-        """See :class:`~draftgauge.drafters.recorded.Records`; on a CPU nothing is."""
+        """See :class:`~draftgauge.drafters.base.Records`; on a CPU nothing is."""
         device = self.target.spec.device
         if device.type == "cpu":
             return

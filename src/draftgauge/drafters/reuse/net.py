@@ -53,9 +53,18 @@ class ReuseNet(nn.Module):
         self.traits = config.traits
         self.rotary = RotaryTables(rotary, config.head_dim)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
-        to_target, to_draft = _vocabulary_maps(config, draft_tokens, embedding.device)
-        self.register_buffer("d2t", to_target, persistent=False)
-        self.register_buffer("t2d", to_draft, persistent=False)
+        to_target = to_draft = None
+        if draft_tokens is not None:
+            ids = draft_tokens.cpu()
+            check_draft_tokens(config, ids)
+            to_target, to_draft = ids, torch.full((config.vocabulary,), -1, device="cpu")
+            to_draft[ids] = torch.arange(len(ids), device="cpu")
+        elif config.draft_vocabulary:
+            raise ModelError(
+                f"this configuration has a draft vocabulary of {config.draft_vocabulary} tokens: say which they are"
+            )
+        for name, ids in (("d2t", to_target), ("t2d", to_draft)):
+            self.register_buffer(name, None if ids is None else ids.to(embedding.device), persistent=False)
         hidden = config.hidden_size
         taps = len(config.hidden_layers)  # 0 in designs that read none
         self.tap_norms = nn.ModuleList(
@@ -76,8 +85,10 @@ class ReuseNet(nn.Module):
         return tokens if self.d2t is None else self.d2t[tokens]
 
     def entering(self, embedded: Tensor, hidden: Tensor | None, before: Tensor | None) -> Tensor:
-        """What enters the first block at a depth, ``[B, R, H]``: the target's states ``[B, R, S, H]`` at depth 0, the
-        drafter's own of the depth ``before`` at the others; the embedded tokens in designs that read no states.
+        """What enters the first block at a depth, ``[B, R, H]``.
+
+        The target's states ``[B, R, S, H]`` at depth 0, the drafter's own of the depth ``before`` at the others. In
+        designs that read no states, the embedded tokens.
         """
         if not self.traits.reads_hidden:
             return embedded
@@ -133,28 +144,15 @@ class ReuseNet(nn.Module):
         return x.to(self.head.weight.dtype)
 
 
-def _vocabulary_maps(
-    config: ReuseConfig, draft_tokens: Tensor | None, device: torch.device
-) -> tuple[Tensor | None, Tensor | None]:
-    """``d2t`` and ``t2d``."""
+def check_draft_tokens(config: ReuseConfig, ids: Tensor) -> None:
     if not config.draft_vocabulary:
-        if draft_tokens is not None:
-            raise ModelError(
-                "draft tokens were given, but this configuration has no draft vocabulary: set draft_vocabulary to "
-                "their number"
-            )
-        return None, None
-    if draft_tokens is None:
         raise ModelError(
-            f"this configuration has a draft vocabulary of {config.draft_vocabulary} tokens: say which they are"
+            "draft tokens were given, but this configuration has no draft vocabulary: set draft_vocabulary to their "
+            "number"
         )
-    ids = draft_tokens.cpu()
     in_range = int(ids.min()) >= 0 and int(ids.max()) < config.vocabulary
     if len(ids) != config.draft_vocabulary or not in_range or not bool((ids[1:] > ids[:-1]).all()):
         raise ModelError(
             f"the draft vocabulary must be {config.draft_vocabulary} different tokens of the target's "
             f"{config.vocabulary}, ascending"
         )
-    to_draft = torch.full((config.vocabulary,), -1, device="cpu")
-    to_draft[ids] = torch.arange(len(ids), device="cpu")
-    return ids.to(device), to_draft.to(device)

@@ -47,8 +47,9 @@ def is_drafter(folder: str | Path) -> bool:
 
 
 def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
-    """Write a drafter: its trainable weights (the embedding is the target's), its configuration, and JSON values that
-    say how it was made, such as the training plan.
+    """Write a drafter: its trainable weights, its configuration, and JSON values that say how it was made.
+
+    The embedding is the target's, and not among the weights.
 
     A kill leaves the former drafter or the new one; one whose two files do not belong together is refused when loaded.
     """
@@ -117,7 +118,20 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     path = Path(folder)
     config = read_config(path)
     weights = read_weights(path)
-    _check_target(path, config, target.module)
+    made_for, this = config.target_source or config.target_family, reuse_config(target.module.config, "control")
+    for name in OF_THE_TARGET:
+        if getattr(config, name) != getattr(this, name):
+            raise ModelError(
+                f"the drafter in {path} was trained for another target, {made_for}: its {name.replace('_', ' ')} is "
+                f"{getattr(config, name)}, this one's {getattr(this, name)}; load that target, or train a drafter for "
+                "this one"
+            )
+    known = config.target_fingerprint
+    if known != target_fingerprint(target.module) and not was_sampled(known, target.module.config.name_or_path):
+        warn(
+            f"the drafter in {path} was trained on other weights than this target's, those of {made_for}: outputs "
+            "stay the target's, fewer drafted tokens may be accepted"
+        )
     net = attach(config, target.module, weights.pop(DRAFT_TOKENS, None))
     if differing := sorted(net.state_dict().keys() ^ weights.keys()):
         raise ModelError(
@@ -128,24 +142,6 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     for parameter in net.parameters():
         parameter.data = parameter.data.to(dtype or target.spec.dtype)
     return net.eval().requires_grad_(False)
-
-
-def _check_target(path: Path, config: ReuseConfig, module: PreTrainedModel) -> None:
-    made_for = config.target_source or config.target_family
-    this = reuse_config(module.config, "control")
-    for name in OF_THE_TARGET:
-        if getattr(config, name) != getattr(this, name):
-            raise ModelError(
-                f"the drafter in {path} was trained for another target, {made_for}: its {name.replace('_', ' ')} is "
-                f"{getattr(config, name)}, this one's {getattr(this, name)}; load that target, or train a drafter for "
-                "this one"
-            )
-    known = config.target_fingerprint
-    if known != target_fingerprint(module) and not was_sampled(known, module.config.name_or_path):
-        warn(
-            f"the drafter in {path} was trained on other weights than this target's, those of {made_for}: outputs "
-            "stay the target's, fewer drafted tokens may be accepted",
-        )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -31,8 +31,13 @@ def unroll_states(net: ReuseNet, tokens: Tensor, features: Features, depths: int
         return unroll_blocks(net, tokens, features, depths, first)
     embedded = net.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]
     parts = [block.token_parts(embedded) for block in net.blocks]
-    memories = _injected(net, features, anchors)
-    tables = net.tables(tokens.shape[1], embedded)
+    memories, tables = [Memory() for _ in net.blocks], net.tables(tokens.shape[1], embedded)
+    if net.traits.reads_kv:
+        assert features.keys is not None, "this design reads keys"
+        assert features.values is not None, "this design reads values"
+        cached = net.cast(features.keys[..., :anchors, :]), net.cast(features.values[..., :anchors, :])
+        places = window(net.tables(anchors, cached[0]), 0, anchors)
+        memories = [Memory(injected=block.injection(*cached, places)) for block in net.blocks]
     # Self-attention sees depth 0 of every anchor; all else is made for the anchors that something is drafted from.
     start = 0 if net.traits.self_attends else first
     hidden = None if features.hidden is None else features.hidden[:, start:anchors]
@@ -52,13 +57,3 @@ def unroll_states(net: ReuseNet, tokens: Tensor, features: Features, depths: int
         start = first
         states.append(stream)
     return states
-
-
-def _injected(net: ReuseNet, features: Features, anchors: int) -> list[Memory]:
-    if not net.traits.reads_kv:
-        return [Memory() for _ in net.blocks]
-    assert features.keys is not None, "this design reads keys"
-    assert features.values is not None, "this design reads values"
-    keys, values = net.cast(features.keys[..., :anchors, :]), net.cast(features.values[..., :anchors, :])
-    tables = window(net.tables(anchors, keys), 0, anchors)
-    return [Memory(injected=block.inject(keys, values, tables)) for block in net.blocks]

@@ -1,7 +1,7 @@
 """The gguf engine: a GGUF file of any architecture and quantisation, run by llama.cpp in this process.
 
-With ``exact`` set, keys and values are float32 and attention is computed plainly: logits then agree with transformers'
-up to the rounding of differently ordered sums. llama.cpp's own defaults (float16 keys and values, flash attention) are
+In the engine ``gguf`` keys and values are float32 and attention is computed plainly. Logits agree with transformers' up
+to the rounding of differently ordered sums. llama.cpp's own defaults (float16 keys and values, flash attention) are
 faster on long texts and off by some thousandths; that is the engine ``gguf-fast``.
 """
 
@@ -115,7 +115,7 @@ class GgufModel:
 
     def _close_branches(self) -> None:
         if self._branches is not None:
-            self._branches.close()
+            self._branches.keep(torch.empty(0, dtype=torch.int64))
             self._branches = None
 
     def _open_context(self, path: Path) -> Any:
@@ -182,16 +182,10 @@ class _Branches:
         return model._logits(count)
 
     def keep(self, rows: Tensor) -> None:
-        kept = rows.numpy()
-        self._remove(np.setdiff1d(self._sequences, self._sequences[kept]))
+        kept, model = rows.numpy(), self._model
+        for sequence in np.setdiff1d(self._sequences, self._sequences[kept]).tolist():
+            model._llama.llama_memory_seq_rm(model._memory, sequence, -1, -1)
         self._sequences, self._positions = self._sequences[kept], self._positions[kept]
-
-    def close(self) -> None:
-        self._remove(self._sequences)
-
-    def _remove(self, sequences: Ints) -> None:
-        for sequence in sequences.tolist():
-            self._model._llama.llama_memory_seq_rm(self._model._memory, sequence, -1, -1)
 
 
 class _Batch:

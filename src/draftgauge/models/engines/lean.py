@@ -19,11 +19,10 @@ from transformers import PreTrainedModel
 from draftgauge.models.base import BranchSession
 from draftgauge.models.engines.lean_attention import Attend, BranchAttention, attend_over
 from draftgauge.models.engines.lean_weights import LeanWeights, fuse
-from draftgauge.models.hidden import HiddenStates
+from draftgauge.models.growing import HiddenStates, grown, room_for
 from draftgauge.models.spec import check_context, check_starts, model_spec
 from draftgauge.models.transformers_calls import attention_kernels
 
-FIRST_CAPACITY = 2048  # tokens that the cache holds before it first doubles
 PREFILL_CHUNK = 512  # tokens of a long prompt that go through together: bounds the mask and the activations
 
 Keep = Callable[[int, Tensor], object]
@@ -47,13 +46,18 @@ class LeanModel:
         self._weights = fuse(model)
         self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._length = 0
-        self._capacity = 0
+        shape = len(self._weights.layers), 2 * self._weights.key_heads, 0, self._weights.head_dim
+        self._cache = torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)
         with torch.inference_mode():
-            self._grow(min(FIRST_CAPACITY, self.spec.context))
+            self._grow(0)
 
     @property
     def length(self) -> int:
         return self._length
+
+    @property
+    def _capacity(self) -> int:
+        return self._cache.shape[2]
 
     def reset(self) -> None:
         self._length = 0
@@ -65,8 +69,15 @@ class LeanModel:
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         self._reserve(len(tokens))
+        chunks = []  # hidden states [k, hidden]
         with attention_kernels(self.spec.device):
-            chunks = [self._append(chunk) for chunk in tokens.split(PREFILL_CHUNK)]
+            for chunk in tokens.split(PREFILL_CHUNK):
+                begin, end = self._length, self._length + len(chunk)
+                attend = attend_over(self._weights, self._cache, begin, end)
+                keep = None if self.hidden is None else self.hidden.keep(begin, end)
+                cos, sin = self._cos[begin:end], self._sin[begin:end]
+                chunks.append(run_layers(self._weights, chunk, cos, sin, attend, keep))
+                self._length = end
             return logits(self._weights, chunks[-1][-1:] if last_only else torch.cat(chunks))
 
     def branches(self, starts: Tensor) -> BranchSession:
@@ -85,32 +96,18 @@ class LeanModel:
             self._cos, self._sin = _rotary_tables(self._weights, length)
         return self._cos, self._sin
 
-    def _append(self, tokens: Tensor) -> Tensor:
-        """Run ``[k]`` tokens through the layers, writing their keys and values; hidden states ``[k, hidden]``."""
-        begin, end = self._length, self._length + len(tokens)
-        attend = attend_over(self._weights, self._cache, begin, end)
-        places = {} if self.hidden is None else self.hidden.places(begin, end)
-        keep = (lambda layer, x: places[layer].copy_(x) if layer in places else None) if places else None
-        hidden = run_layers(self._weights, tokens, self._cos[begin:end], self._sin[begin:end], attend, keep)
-        self._length = end
-        return hidden
-
     def _reserve(self, count: int) -> None:
         end = self._length + count
         if end > self._capacity:
             check_context(self.spec, end)
-            self._grow(min(max(end, 2 * self._capacity), self.spec.context))
+            self._grow(end)
 
-    def _grow(self, capacity: int) -> None:
-        weights = self._weights
-        shape = (len(weights.layers), 2 * weights.key_heads, capacity, weights.head_dim)
-        # Zeros, as masked keys that were never written must at least be numbers.
-        cache = torch.zeros(shape, dtype=self.spec.dtype, device=self.spec.device)
-        if self._length:
-            cache[:, :, : self._length] = self._cache[:, :, : self._length]
-        self._cache = cache
-        self._capacity = capacity
-        self._cos, self._sin = _rotary_tables(weights, capacity)
+    def _grow(self, end: int) -> None:
+        """Make room for a text of this length."""
+        layers, heads, held, dim = self._cache.shape
+        capacity = min(room_for(end, held), self.spec.context)
+        self._cache = grown(self._cache, layers, heads, capacity, dim)
+        self._cos, self._sin = _rotary_tables(self._weights, capacity)
 
 
 class LeanBranches:
@@ -119,10 +116,8 @@ class LeanBranches:
     def __init__(self, model: LeanModel, starts: Tensor) -> None:
         self._model = model
         self._weights = model._weights
-        longest = int(starts.max())
-        self._positions = starts
-        self._end = longest  # highest position of the next tokens
-        self._attention = BranchAttention(model._cache[:, :, :longest], starts, self._weights)
+        self._positions, self._end = starts, int(starts.max())  # of the next tokens, and the highest of them
+        self._attention = BranchAttention(model._cache[:, :, : self._end], starts, self._weights)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
@@ -136,14 +131,6 @@ class LeanBranches:
         self._positions = self._positions[rows]
         self._end = int(self._positions.max()) if len(rows) else 0
         self._attention.keep(rows)
-
-
-def most_places(longest: int, context: int) -> int:
-    first = min(FIRST_CAPACITY, context)
-    if longest <= first:
-        return first
-    outgrown = longest - 1
-    return outgrown + min(2 * outgrown, context)
 
 
 def run_layers(

@@ -1,7 +1,4 @@
-"""Attention of the lean engine over the cache, causal or within a window.
-
-Grouped queries never repeat keys in memory.
-"""
+"""Attention of the lean engine over the cache, causal or within a window: keys are never repeated in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from draftgauge.models.engines.lean_weights import LeanWeights, Mix
+from draftgauge.models.engines.lean_weights import LeanWeights
 
 Attend = Callable[[int, Tensor], Tensor]
 Mask = Tensor | CausalBias | None
@@ -23,43 +20,49 @@ def attend_over(weights: LeanWeights, cache: Tensor, begin: int, end: int) -> At
     Called with a layer and its rotated queries and keys and the values, ``[k, H + 2 KV, D]``; gives ``[k, H D]``.
     """
     new, window = end - begin, weights.window
-    far = cache[:, :, :end], causal_mask(new, end, weights, cache)
+    far = cache[:, :, :end], _mask(new, end, weights, cache)
     seen = [far] * len(weights.layers)
     if window is not None and end > window.length:  # layers that slide see only keys that a new token still reaches
         reached = min(end, window.length + new - 1)
-        near = cache[:, :, end - reached : end], window_mask(new, reached, window.length, weights, cache)
+        near = cache[:, :, end - reached : end], _mask(new, reached, weights, cache, window.length)
         seen = [near if slides else far for slides in window.layers]
     written = cache[:, :, begin:end]
+    heads, kv, dim, mix = weights.query_heads, weights.key_heads, weights.head_dim, weights.mix
+    group = heads // kv
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
-        written[layer].copy_(qkv[:, weights.query_heads :].transpose(0, 1))
+        queries = qkv[:, :heads]
+        written[layer].copy_(qkv[:, heads:].transpose(0, 1))
         cached, mask = seen[layer]
-        return attend_causally(qkv[:, : weights.query_heads], cached[layer], weights.key_heads, mask, weights.mix)
+        keys, values = cached[layer][None].split(kv, 1)
+        if isinstance(mask, CausalBias):
+            together = queries.transpose(0, 1)[None]  # [1, H, k, D]
+            mixed = mix(together, keys, values, attn_mask=mask, enable_gqa=group > 1)
+            return mixed[0].transpose(0, 1).reshape(new, heads * dim)
+        # The query heads of a group are more queries of one key head, so that keys are read once a group.
+        packed = queries.view(new, kv, group, dim).transpose(0, 1).reshape(1, kv, new * group, dim)
+        mixed = mix(packed, keys, values, attn_mask=mask)
+        return mixed.view(kv, new, group, dim).transpose(0, 1).reshape(new, heads * dim)
 
     return attend
 
 
-def causal_mask(new: int, length: int, weights: LeanWeights, like: Tensor) -> Mask:
-    """What the last ``new`` of ``length`` tokens see: each all before it, and itself.
+def _mask(new: int, length: int, weights: LeanWeights, like: Tensor, window: int | None = None) -> Mask:
+    """What the last ``new`` of ``length`` tokens see: itself, and each all before it, or those within a window.
 
-    None for one token; the bias of a causal kernel where there is one; else an additive mask ``[new G, length]``, rows
-    by token, then query head of a group.
+    None for one token, and the bias of a causal kernel where there is one. Else an additive mask ``[new G, length]``,
+    rows by token, then query head of a group.
     """
     if new == 1:
         return None
-    if like.device.type == "cuda" and like.dtype != torch.float32 and weights.score.softcap is None:
+    if window is None and like.device.type == "cuda" and like.dtype != torch.float32 and weights.score.softcap is None:
         return causal_lower_right(new, length)
-    mask = torch.zeros(new, length, dtype=like.dtype, device=like.device)
-    mask[:, length - new :].fill_(float("-inf")).triu_(1)
-    return _by_query_head(mask, weights)
-
-
-def window_mask(new: int, reached: int, window: int, weights: LeanWeights, like: Tensor) -> Tensor | None:
-    if new == 1:
-        return None
-    hidden = torch.full((new, reached), float("-inf"), dtype=like.dtype, device=like.device)
-    itself = reached - new  # column of the first token
-    return _by_query_head(hidden.triu(itself + 1) + hidden.tril(itself - window), weights)
+    hidden = torch.full((new, length), float("-inf"), dtype=like.dtype, device=like.device)
+    itself = length - new  # column of the first token
+    mask = hidden.triu(itself + 1)
+    if window is not None:
+        mask += hidden.tril(itself - window)
+    return mask.repeat_interleave(weights.query_heads // weights.key_heads, 0)
 
 
 def masks_by_layer(
@@ -77,29 +80,6 @@ def masks_by_layer(
     near = torch.where(causal & (columns > positions - window.length), visible, hidden)
     far = near if all(window.layers) else torch.where(causal, visible, hidden)
     return [near if slides else far for slides in window.layers]
-
-
-def _by_query_head(mask: Tensor, weights: LeanWeights) -> Tensor:
-    group = weights.query_heads // weights.key_heads
-    return mask.repeat_interleave(group, 0) if group > 1 else mask
-
-
-def attend_causally(queries: Tensor, cached: Tensor, key_heads: int, mask: Mask, mix: Mix) -> Tensor:
-    """Attention ``[k, H D]`` of new tokens ``[k, H, D]`` over the cache ``[2 KV, L, D]`` that already holds them.
-
-    With an additive mask, or none, the query heads of a group are laid side by side as more queries of one key head, so
-    that keys are read once a group.
-    """
-    new, heads, dim = queries.shape
-    keys, values = cached[None, :key_heads], cached[None, key_heads:]
-    if isinstance(mask, CausalBias):
-        together = queries.transpose(0, 1)[None]  # [1, H, k, D]
-        mixed = mix(together, keys, values, attn_mask=mask, enable_gqa=heads > key_heads)
-        return mixed[0].transpose(0, 1).reshape(new, heads * dim)
-    group = heads // key_heads
-    packed = queries.view(new, key_heads, group, dim).transpose(0, 1).reshape(1, key_heads, new * group, dim)
-    mixed = mix(packed, keys, values, attn_mask=mask)
-    return mixed.view(key_heads, new, group, dim).transpose(0, 1).reshape(new, heads * dim)
 
 
 class BranchAttention:

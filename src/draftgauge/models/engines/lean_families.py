@@ -59,7 +59,7 @@ def why_not_lean(model: PreTrainedModel) -> str | None:
         return f"its activation is {activation_name(config)}"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "its weights lie on several devices"
-    return why_changed(model, list(linears(model)))
+    return why_changed(model)
 
 
 def window_of(config: PreTrainedConfig) -> Window | None:
@@ -113,19 +113,25 @@ _LIBRARIES = ("torch.nn.", "transformers.activations")
 _IDLE_HOOKS = "transformers.utils.output_capturing"
 
 
-def why_changed(model: PreTrainedModel, linears: list[nn.Module]) -> str | None:
+def why_changed(model: PreTrainedModel) -> str | None:
     """What was changed in a model of one of transformers' families, or None if nothing was.
 
-    Args:
-        model: its class is the family's own.
-        linears: those that are called as modules if they are not plain, so that whatever they do is done.
+    Linears that are not plain are called as modules, so whatever they do is done.
     """
-    called = {id(part) for linear in linears if type(linear) is not nn.Linear for part in linear.modules()}
+    called = {id(part) for linear in linears(model) if type(linear) is not nn.Linear for part in linear.modules()}
     dtype = model.get_input_embeddings().weight.dtype
     for name, module in model.named_modules():
         if id(module) in called:
             continue
-        what = _changed(module, type(model).__module__)
+        kind, what = type(module), None
+        definer = next(base for base in kind.__mro__ if "forward" in vars(base))
+        hooks = chain(module._forward_hooks.values(), module._forward_pre_hooks.values())
+        if kind.__module__ != type(model).__module__ and not kind.__module__.startswith(_LIBRARIES):
+            what = f"is a {kind.__name__} of {kind.__module__}"
+        elif "forward" in vars(module) or getattr(vars(definer)["forward"], "__module__", None) != definer.__module__:
+            what = "has had its forward replaced"
+        elif any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks):
+            what = "has hooks"
         if what is not None:
             return f"{name or 'the model'} {what}"
         for part, tensor in chain(module._parameters.items(), module._buffers.items()):
@@ -134,17 +140,4 @@ def why_changed(model: PreTrainedModel, linears: list[nn.Module]) -> str | None:
         for part, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype != dtype:
                 return f"{name}.{part} is {parameter.dtype}, and the embeddings {dtype}"
-    return None
-
-
-def _changed(module: nn.Module, family: str) -> str | None:
-    kind = type(module)
-    if kind.__module__ != family and not kind.__module__.startswith(_LIBRARIES):
-        return f"is a {kind.__name__} of {kind.__module__}"
-    definer = next(base for base in kind.__mro__ if "forward" in vars(base))
-    if "forward" in vars(module) or getattr(vars(definer)["forward"], "__module__", None) != definer.__module__:
-        return "has had its forward replaced"
-    hooks = chain(module._forward_hooks.values(), module._forward_pre_hooks.values())
-    if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks):
-        return "has hooks"
     return None
