@@ -69,7 +69,7 @@ def outcome(kind: str) -> Row:
         try:
             target = loaded(model)
         except ModelError as error:
-            return row | {"outcome": "refused", "words": re.sub(r"\S+/tmp\w+", "the folder", str(error))}
+            return row | {"outcome": "refused", "words": _reason(error)}
         except Exception as error:
             return row | {"outcome": "traceback", "words": _short(error)}
         row["engine"], row["outcome"] = target.spec.engine, _words(lambda: decoding(model, target, expected))
@@ -123,7 +123,7 @@ def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
         target.truncate(7)
         target.forward(text[7:])
     except ModelError as error:
-        return str(error)
+        return _reason(error)
     cache = DynamicCache(config=config)
     with torch.no_grad():
         shown = model(text[None], use_cache=True, output_hidden_states=True, **cache_argument(model, cache))
@@ -181,7 +181,12 @@ def _words(attempt: Callable[[], str]) -> str:
 
 def _short(error: Exception) -> str:
     kind = "" if isinstance(error, DraftgaugeError) else f"{type(error).__name__}: "
-    return f"{kind}{' '.join(str(error).split())}"[:300]
+    return f"{kind}{' '.join(str(error).split())}"[:120]
+
+
+def _reason(error: ModelError) -> str:
+    """A refusal without its advice, and without where the model lay."""
+    return re.sub(r"\S+/tmp\w+", "the folder", str(error)).rpartition(": ")[0]
 
 
 def outcomes(kinds: list[str]) -> Iterator[Row]:
@@ -215,14 +220,17 @@ def counts(rows: list[Row]) -> str:
 def table(rows: list[Row]) -> str:
     """The families of ``docs/engines.md``: the most used first, then the others by group."""
     known = {row["type"]: row for row in rows if row["outcome"] == "ok"}
-    lines = ["| type | engines | dense trace | hidden states | keys and values |", "|---|---|---|---|---|"]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for kind in MOST_USED.split():
-        row = known.get(kind)
-        if row is not None:
+        if kind in known:
+            row = known[kind]
             engines = "lean, static, modules" if row["engine"] == "lean" else row["engine"]
             dense = "one pass a depth" if row["dense"] == "together" else "one by one"
-            lines.append(f"| {kind} | {engines} | {dense} | {_yes(row['hidden'])} | {_yes(row['keys'])} |")
-    lines += ["", "| group | types that run | with hidden states to tap | with keys and values |", "|---|---|---|---|"]
+            taps = (_yes(row["hidden"]), _yes(row["keys"]))
+            alike.setdefault((engines, dense, *taps), []).append(kind)
+    lines = ["| type | engines | dense trace | hidden states | keys and values |", "|---|---|---|---|---|"]
+    lines += [f"| {', '.join(kinds)} | {' | '.join(what)} |" for what, kinds in alike.items()]
+    lines += ["", "| group | run | hidden states | keys and values |", "|---|---|---|---|"]
     for group in ("dense", "mixture", "hybrid", "vision"):
         here = [row for row in known.values() if row["group"] == group]
         tapped = [sum(row[part] == "yes" for row in here) for part in ("hidden", "keys")]
@@ -258,7 +266,7 @@ def main() -> int:
         print(json.dumps(row), flush=True)
     if arguments.write:
         kept = {row["type"]: row for row in read_outcomes() + rows}
-        lines = ",\n".join(json.dumps(kept[kind]) for kind in sorted(kept))
+        lines = ",\n".join(json.dumps(kept[kind], separators=(",", ":")) for kind in sorted(kept))
         OUTCOMES.write_text(f'{{"transformers": "{transformers.__version__}", "types": [\n{lines}\n]}}\n')
         PAGE.write_text(page_with(PAGE.read_text(), read_outcomes()))
     print(counts(rows))
