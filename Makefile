@@ -23,7 +23,7 @@ $(VENV)/.demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftgauge needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) $(TORCH)
-	$(BIN)/python -W ignore -c 'import torch' & $(INSTALL) --editable '.[quant,report]'; installed=$$?; wait; exit $$installed
+	$(BIN)/python -W ignore -c 'import torch' & $(INSTALL) --editable '.[models,quant,report]'; installed=$$?; wait; exit $$installed
 	$(BIN)/python -c 'import draftgauge.api.demo'
 	touch $@
 

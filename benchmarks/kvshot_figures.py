@@ -30,7 +30,7 @@ def predictions_table(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---|---:|---:|---:|---|"
     for row in rows:
         if row.get("p_value") is not None and "prediction" in row:
-            found = f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+            found = f"{row['difference']:+.3f} [{row['difference_low']:+.3f}, {row['difference_high']:+.3f}]"
             cells = [row["prediction"], row["statement"]]
             figures = [found, f"{row['p_value']:.2g}", f"{row['p_seeds']:.2g}", row["verdict"]]
             yield f"| {': '.join(cells)} | {' | '.join(figures)} |"
@@ -40,9 +40,9 @@ def rows_table(rows: Sequence[Row]) -> Iterator[str]:
     """Every drafter of a study but for remedies: its size, agreement and tokens a step, these also over the control."""
     columns = (
         "parameters",
-        "agreement at depth 0",
-        "3",
-        "6",
+        "agreement at depth 1",
+        "4",
+        "7",
         "tokens a step",
         "less `control`",
         "live",
@@ -60,7 +60,7 @@ def rows_table(rows: Sequence[Row]) -> Iterator[str]:
         over = by_measure.get("mat_minus_control")
         figures = [
             f"{size / 1e6:.1f}M",
-            *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
+            *(f"{agreement[depth]:.3f}" for depth in (1, 4, 7)),
             _estimate(pooled),
             f"{over['estimate']:+.2f} [{over['low']:+.2f}, {over['high']:+.2f}]" if over else "",
             _estimate(by_measure["live_mat"]),
@@ -74,7 +74,7 @@ RECIPE_NAMES = {"ttt": "token by token", "block": "block-wise", "block-wise-mark
 
 def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
     """Both recipes of every design after as many answer positions."""
-    names = ("seeds", "agreement at depth 0", "3", "6", "tokens a step", "live", "seconds of training", "a draft of 7")
+    names = ("seeds", "agreement at depth 1", "4", "7", "tokens a step", "live", "seconds of training", "a draft of 7")
     yield f"| design | trained | {' | '.join(names)} |"
     yield f"|---|---|{'---:|' * len(names)}"
     runs = [row for row in rows if "recipe" in row]
@@ -88,7 +88,7 @@ def recipes_table(rows: Sequence[Row]) -> Iterator[str]:
         trained = [row["train_seconds"] for row in matching(rows, this | {"curve": recipe})]
         trained = trained or [row["train_seconds"] for row in own if "train_seconds" in row]
         cells = [
-            *(f"{agreement[depth]:.3f}" for depth in (0, 3, 6)),
+            *(f"{agreement[depth]:.3f}" for depth in (1, 4, 7)),
             *(_estimate(by_measure[each]) if each in by_measure else "" for each in ("mat", "live_mat")),
             f"{trained[-1]:.0f}",
             "" if None in seconds else f"{1e3 * min(seconds):.1f} ms",
@@ -134,7 +134,7 @@ def gradients_table(rows: Sequence[Row]) -> Iterator[str]:
 def limits_table(rows: Sequence[Row]) -> Iterator[str]:
     """How far a drafter's attention is from the target's at the first and the last depth, in the first layer that it
     reads, and how many directions its projections use."""
-    names = ("KL at depth 0 (of uniform attention)", "at depth 6", "effective rank of queries", "keys", "values")
+    names = ("KL at depth 1 (of uniform attention)", "at depth 7", "effective rank of queries", "keys", "values")
     yield f"| design | trained | {' | '.join(names)} |"
     yield f"|---|---|{'---:|' * len(names)}"
     found = [row for row in rows if "effective_rank" in row]
@@ -143,7 +143,7 @@ def limits_table(rows: Sequence[Row]) -> Iterator[str]:
         queries = [row for row in matching(rows, own) if "query_kl" in row]
         layer = min((row["target_layer"] for row in queries), default=None)
         at = {row["depth"]: row for row in queries if row["target_layer"] == layer}
-        cells = [f"{at[d]['query_kl']:.2f} ({at[d]['uniform_kl']:.2f})" if at else "" for d in (0, 6)]
+        cells = [f"{at[d]['query_kl']:.2f} ({at[d]['uniform_kl']:.2f})" if at else "" for d in (1, 7)]
         last = [*matching(found, own)][-3:]  # of two attentions the one over the target's keys
         cells += [f"{row['effective_rank']:.0f} of {row['full_rank']:.0f}" for row in last]
         recipe = {None: "ttt", "block-wise": "block"}.get(remedy, remedy)
@@ -225,15 +225,15 @@ def trained_table(rows: Sequence[Row]) -> Iterator[str]:
         rates = [row.get(f"alpha_{depth}") for depth in range(1, 6)]
         depths = [f"{rate:.2f}" for rate in rates if rate is not None]
         live = (
-            "{live_ratio:.2f}x [{live_ratio_low:.2f}, {live_ratio_high:.2f}]".format(**row)
-            if "live_ratio" in row
+            "{live_ratio_to_plain:.2f}x [{live_ratio_to_plain_low:.2f}, {live_ratio_to_plain_high:.2f}]".format(**row)
+            if "live_ratio_to_plain" in row
             else ""
         )
         cells = [
             *((f"{own['tokens']:,}", f"{own['seconds'] / 60:.0f}") if own else [""] * len(training)),
             " ".join(depths),
             *([alone.get(name, "")] if alone else []),
-            f"`{row['setting']}`",
+            f"`{row['policy']}`",
             f"{row['tokens_per_step']:.2f}",
             f"{row['source_model']:.2f}" if depths else "",
             f"{row['ratio_to_plain']:.2f}",

@@ -54,7 +54,12 @@ def write_result(cell: Cell, alpha: Sequence[float], prompts: int = 40, seconds:
     agreed = [free(drafts, np.clip(value + ease, 0, 1)) for value in alpha]
     found |= {"positions": positions.tolist(), "agreed": np.stack(agreed, -1).tolist(), "mismatched": 0}
     found |= {"tasks": [TASKS[n % 2] for n in range(prompts)], "tree_tokens": [90, 80], "tree_steps": [30, 25]}
-    timed = {"verify_ms": 5.0, "tokens_per_second": 200.0, "plain_tokens_per_second": 100.0, "ratio": 2.0}
+    timed = {
+        "verify_ms": 5.0,
+        "tokens_per_second": 200.0,
+        "plain_tokens_per_second": 100.0,
+        "ratio": 2.0,
+    }  # as earlier versions wrote it
     found["latency"] = {"gamma": len(alpha), "draft_ms": 1.0 + cell.variant.layers} | timed
     training = {"steps": 10, "tokens": 1000, "seconds": 2.0, "tokens_per_second": 500.0, "loss": 3.0}
     document = {"identity": cell.digest(), "training": training, "evaluation": found}

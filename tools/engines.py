@@ -90,7 +90,7 @@ def set_up_vllm(folder: Path) -> None:
     step(place / "made", lambda: run([sys.executable, "-m", "venv", str(place)]))
     step(place / "installed", lambda: run([*pip, "install", VLLM, TRANSFORMERS]))
     step(place / "without-cuda", lambda: run([*pip, "uninstall", "--yes", *CUDA_ONLY]))
-    step(place / "draftgauge", lambda: run([*pip, "install", "--editable", str(ROOT), TRANSFORMERS]))
+    step(place / "draftgauge", lambda: run([*pip, "install", "--editable", f"{ROOT}[models]", TRANSFORMERS]))
 
 
 def set_up_speculators(folder: Path) -> None:

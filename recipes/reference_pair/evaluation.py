@@ -173,7 +173,7 @@ def _share(counts: Sequence[tuple[int, int]]) -> float:
 
 def _acceptance(trace: Trace, task: str) -> dict[int, float]:
     rows: list[dict[str, Any]] = acceptance_by_depth(_part(trace, task))
-    return {row["depth"]: row["rate"] for row in rows if row["task"] == ALL}
+    return {row["depth"]: row["alpha"] for row in rows if row["task"] == ALL}
 
 
 def _part(trace: Trace, task: str) -> Trace:

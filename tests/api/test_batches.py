@@ -66,6 +66,7 @@ def test_profile_measures_batches_and_replay_uses_them(run: Path, models: dict[s
         best = max(fixed, key=lambda row: row["tokens_per_second"])
         assert best["best"]
         assert [row["tokens_per_step"] for row in fixed] == pytest.approx([1, 2, 8 / 3])  # of 8 tokens, all accepted
+        assert [row["drafted_per_step"] for row in fixed] == pytest.approx([0, 1, 5 / 3])  # room for one at the end
     shown = succeeds("replay", str(run), "--batches", "1,3")
     assert "best fixed length by batch size" in shown.stdout
     before = (run / COSTS_NAME).read_bytes()

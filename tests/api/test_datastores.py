@@ -98,8 +98,8 @@ def test_generate_looks_in_it_and_adds_to_it(pair: Pair, tmp_path: Path) -> None
     prompts = [list(range(3, 20)), list(range(30, 50)), list(range(3, 20))]
     appended, plain = [], []
     for number, prompt in enumerate(prompts):
-        text, result = package.generate(pair, prompt, policy="lookup", max_new_tokens=24, datastore=path)
-        assert text == package.generate(pair, prompt, policy="plain", max_new_tokens=24)[0]
+        result = package.generate(pair, prompt, policy="lookup", max_new_tokens=24, datastore=path)
+        assert result.text == package.generate(pair, prompt, policy="plain", max_new_tokens=24).text
         plain.append(result.tokens)
         appended.append(sum(step.accepted_text for step in result.steps))
         held = Datastore.load(path, vocabulary)

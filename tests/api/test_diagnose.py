@@ -14,6 +14,7 @@ from draftgauge.api.diagnose import diagnose
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.persistence import DESCRIPTION, DRAFTER, read_description
 from draftgauge.training.reuse.train import train_drafter
+from row_keys import check_keys
 from small_trainings import small_training
 
 RUNS = {"kv-0": ("kv", 0), "kv-1": ("kv", 1), "hybrid": ("hybrid", 0)}
@@ -34,8 +35,9 @@ def test_rows(folder: Path, tmp_path: Path) -> None:
     result = succeeds(*command, "--max-new-tokens", "8", "--json", str(tmp_path / "rows.json"))
     rows = rows_of(tmp_path / "rows.json")
     assert {(row["design"], row["seeds"]) for row in rows} == {("kv", 2), ("hybrid", 1)}  # the two seeds are pooled
+    check_keys(rows, "depth")
     query = [row for row in rows if "query_kl" in row]
-    assert {"design", "depth", "layer", "query_kl", "uniform_kl", "low", "high"} <= query[0].keys()
+    assert {"design", "depth", "layer", "query_kl", "uniform_kl", "query_kl_low", "query_kl_high"} <= query[0].keys()
     assert len(query) == 2 * 2 * 3  # designs, depths, tapped layers
     probed = [row for row in rows if "gradient_share" in row]
     assert {"design", "group", "depth", "gradient_norm", "gradient_share"} <= probed[0].keys()

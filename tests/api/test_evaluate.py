@@ -16,6 +16,7 @@ from draftgauge.drafters.reuse.persistence import DESCRIPTION, DRAFTER
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model
 from draftgauge.training.reuse.train import train_drafter
+from row_keys import check_keys
 from small_trainings import small_training
 
 
@@ -32,8 +33,9 @@ def test_rows(folder: Path, engine: str) -> None:
     prompts = folder / "prompts.jsonl"
     rows = evaluate(folder / "drafter", prompts=prompts, max_new_tokens=8, depths=4, engine=engine)
     depths = [row for row in rows if "depth" in row]
-    assert [row["depth"] for row in depths] == [0, 1, 2, 3]
-    assert all({"alpha", "low", "high"} <= row.keys() for row in depths)
+    assert [row["depth"] for row in depths] == [1, 2, 3, 4]
+    check_keys(rows, "depth", "alpha", "tokens_per_second", "ratio_to_plain")
+    assert all({"alpha", "alpha_low", "alpha_high"} <= row.keys() for row in depths)
     assert all(row["survival"] <= row["agreement"] for row in depths)
     assert depths[0]["survival"] == depths[0]["agreement"] == depths[0]["alpha"]
     (whole,) = (row for row in rows if "mat" in row)

@@ -32,6 +32,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.reader import read_trace
 from draftgauge.traces.trace import Trace
 from linear_costs import curve
+from row_keys import check_keys
 from small_profiles import SMALL, record
 from synthetic import overconfident, repeating_trace, synthetic_trace
 
@@ -61,6 +62,7 @@ def ranked(asked: dict[str, Any]) -> tuple[Path, list[dict[str, Any]], list[str]
 
 def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:
     out, rows, warned = ranked
+    check_keys(rows, "policy", "tokens_per_second", "ratio_to_plain", "gain", "tokens_per_step", "alpha_1")
     runs = {row["drafter"]: row["run"] for row in rows if row.get("run")}
     assert set(runs) == {str(models["drafter"]), "lookup"}
     traces = [read_trace(Path(run)) for run in runs.values()]
@@ -140,7 +142,7 @@ def test_names_that_can_be_no_model_or_lack_their_target_are_refused_at_once(
     assert said in refusal(*words)
 
 
-def test_live_ratios_stand_beside_the_modelled_ones(asked, words, ranked) -> None:
+def test_live_ratio_to_plains_stand_beside_the_modelled_ones(asked, words, ranked) -> None:
     out, rows, _ = ranked
     decoded: list[Any] = []
     live = dg.rank(live=2, progress=lambda *of: decoded.append(of), **asked)
@@ -150,12 +152,12 @@ def test_live_ratios_stand_beside_the_modelled_ones(asked, words, ranked) -> Non
         (1, 2),
         (2, 2),
     ]  # first while each arm warms up
-    decoded_rows = [row for row in live if "live_ratio" in row]
+    decoded_rows = [row for row in live if "live_ratio_to_plain" in row]
     assert {row["drafter"] for row in decoded_rows} == set(asked["drafters"])
     for row in decoded_rows:
         assert (row["task"], row["live_mismatched_prompts"]) == ("all", 0)
         assert row["live_modelled"] > 0
-        assert 0 < row["live_ratio_low"] <= row["live_ratio"] <= row["live_ratio_high"]
+        assert 0 < row["live_ratio_to_plain_low"] <= row["live_ratio_to_plain"] <= row["live_ratio_to_plain_high"]
     without = [{key: row[key] for key in row if not key.startswith("live")} for row in live]
     assert without == [row for row in rows if "rank" in row]
     shown = draftgauge(["rank", *asked["drafters"], *words, "--out", str(out), "--live", "1"])
@@ -169,11 +171,16 @@ ORDERS = [(2, 1, 3, "as modelled"), (1, None, None, "not tell"), (1, 1, 3, "not 
 @pytest.mark.parametrize(("slower", "low", "high", "said"), ORDERS)
 def test_the_live_order_is_said_with_what_its_intervals_tell(ranked, capsys, slower, low, high, said) -> None:
     rows = [row for row in ranked[1] if row.get("run") and row["task"] == "all"]
-    first = {"live_ratio": slower, "live_ratio_low": low, "live_ratio_high": low and 2, "live_mismatched_prompts": 0}
-    second = first | {"live_ratio": 1.5, "live_ratio_low": low, "live_ratio_high": high}
+    first = {
+        "live_ratio_to_plain": slower,
+        "live_ratio_to_plain_low": low,
+        "live_ratio_to_plain_high": low and 2,
+        "live_mismatched_prompts": 0,
+    }
+    second = first | {"live_ratio_to_plain": 1.5, "live_ratio_to_plain_low": low, "live_ratio_to_plain_high": high}
     show_ranking([rows[0] | first, rows[1] | second])
     assert said in capsys.readouterr().out.replace("\n", " ")
-    show_ranking([rows[0] | first | {"live_ratio": 0.9}, ranked[1][0] | {"drafter": NO_DRAFT}])
+    show_ranking([rows[0] | first | {"live_ratio_to_plain": 0.9}, ranked[1][0] | {"drafter": NO_DRAFT}])
     assert f"another one, of drafters that these prompts do not tell apart: {NO_DRAFT}" in capsys.readouterr().out
 
 
@@ -185,13 +192,13 @@ def test_a_fitted_rule_decodes_prompts_live_that_it_did_not_learn_from(asked, mo
         return make_policy("two-source", trace.gamma_max, costs)
 
     def with_fitted(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str, Any]]:
-        return [row | {"setting": FITTED} if row["drafter"] == "lookup" else row for row in rank_rows(recorded)]
+        return [row | {"policy": FITTED} if row["drafter"] == "lookup" else row for row in rank_rows(recorded)]
 
     monkeypatch.setattr(module, "fitted_to", of)
     monkeypatch.setattr(module, "rank_rows", with_fitted)
     monkeypatch.setattr(module, "MIN_PROMPTS", 2)
     rows = dg.rank(live=2, **asked)
-    (row,) = [row for row in rows if row["setting"] == FITTED and "live_ratio" in row]
+    (row,) = [row for row in rows if row["policy"] == FITTED and "live_ratio_to_plain" in row]
     assert row["live_mismatched_prompts"] == 0
     recorded = read_trace(Path(row["run"]))
     assert [prompt.index for prompt in learnt[0].prompts] == [prompt.index for prompt in recorded.prompts[2:]]
@@ -199,7 +206,7 @@ def test_a_fitted_rule_decodes_prompts_live_that_it_did_not_learn_from(asked, mo
         dg.rank(live=len(recorded.prompts) - 1, **asked)
     monkeypatch.setattr(module, "bench", Mock(side_effect=DraftgaugeError("no memory")))
     with pytest.warns(UserWarning, match="is not decoded live: no memory"):
-        assert not any("live_ratio" in row for row in dg.rank(live=2, **asked))  # the ranking stands
+        assert not any("live_ratio_to_plain" in row for row in dg.rank(live=2, **asked))  # the ranking stands
 
 
 def test_what_is_modelled_of_live_decoding_is_of_the_prompts_that_bench_decodes() -> None:
@@ -268,10 +275,10 @@ def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: 
     (row, *_) = rank_rows({"one": (trace, costs)})
     assert [len(part) for part in (*learnt, learnt[0] & learnt[1])] == [16, 16, 0]
     assert [len({task for task, _ in part}) for part in learnt] == [4, 4]  # all tasks in each
-    assert (row["drafter"], row["setting"], row["source_model"]) == ("one", FITTED, 0)
+    assert (row["drafter"], row["policy"], row["source_model"]) == ("one", FITTED, 0)
     assert row["tokens_per_second"] > 1.3 * replay(trace, make_policy("two-source", 6, costs), costs).tokens_per_second
     few = select(trace, np.arange(32) < 15)
-    assert all(row["setting"] != FITTED for row in rank_rows({"one": (few, costs)}))
+    assert all(row["policy"] != FITTED for row in rank_rows({"one": (few, costs)}))
     learnt.clear()
     rank_rows({"one": (named, costs)})
     assert learnt == [{(prompt.task, prompt.identifier) for prompt in named.prompts if prompt.split == "train"}]

@@ -15,7 +15,7 @@ from draftgauge.cli import advise, bench, console, evaluate, profile, rank
 from draftgauge.cli.console import EXIT_INTERRUPTED, EXIT_USAGE, Output, friendly_errors, friendly_warnings, show_table
 from draftgauge.core.provenance import read_measurement
 
-ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "mat": 2.5, "low": 2.25, "high": 2.75, "prompts": 12}
+ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "mat": 2.5, "mat_low": 2.25, "mat_high": 2.75}
 
 
 def test_an_estimate_stands_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +47,7 @@ def test_a_column_has_one_format(
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 LIVE, RANKED = RESULTS / "real-live-bf16.json", RESULTS / "rank-qwen.json"
 AN_HOUR = {"task": "summarization", "prompts": 168, "mean_accepted": 4.4, "first_accepted": 0.9, "best_fixed_gamma": 12}
-DEPTH = {"depth": 6, "alpha": 0.812, "low": 0.798, "high": 0.83, "agreement": 0.7, "survival": 0.25}
+DEPTH = {"depth": 6, "alpha": 0.812, "alpha_low": 0.798, "alpha_high": 0.83, "agreement": 0.7, "survival": 0.25}
 DRAFTER = {"mat": 2.5, "mat_low": 2.25, "mat_high": 2.75, "live_mat": 2.4, "draft_ms": 11.5, "retention": 0.7}
 RATIO = {"ratio_to_plain": 12.3, "ratio_to_plain_low": 11.9, "ratio_to_plain_high": 13.1}
 ADVISED = {"policy": "cumulative-confidence", **RATIO, "tokens_per_step": 6.6}
@@ -60,7 +60,7 @@ ADVISED = {"policy": "cumulative-confidence", **RATIO, "tokens_per_step": 6.6}
         (rank.COLUMNS, [rank._shown(row) for row in read_measurement(RANKED).rows]),
         (profile.COLUMNS, [AN_HOUR]),
         (advise.COLUMNS, [ADVISED | {"acceptance_rate": 0.87, "pays_below": 13.25}]),
-        (evaluate.WHOLE, [DRAFTER | {"tokens_per_second": 34.5, "ratio": 1.25}]),
+        (evaluate.WHOLE, [DRAFTER | {"tokens_per_second": 34.5, "ratio_to_plain": 1.25}]),
         (evaluate.BY_DEPTH, [DEPTH]),
     ],
 )

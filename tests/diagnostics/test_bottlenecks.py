@@ -125,15 +125,17 @@ def test_rows_pool_seeds_and_survive_json() -> None:
     rows = bottleneck_rows(seeds, {"design": "hybrid"})
     assert all(row["design"] == "hybrid" and row["seeds"] == 2 for row in rows)
     query = [row for row in rows if "query_kl" in row]
-    assert [(row["depth"], row["target_layer"]) for row in query] == [(d, s) for s in (0, 1, 2) for d in range(DEPTHS)]
+    assert [(row["depth"], row["target_layer"]) for row in query] == [
+        (d, s) for s in (0, 1, 2) for d in range(1, DEPTHS + 1)
+    ]
     sums = [seed.query.sums["query_kl"][:, 0, 0, 0].sum() for seed in seeds if seed.query]
     assert query[0]["query_kl"] == pytest.approx(sum(sums) / (2 * seeds[0].query.positions[:, 0].sum()))
-    assert all(row["low"] <= row["query_kl"] <= row["high"] for row in query)
+    assert all(row["query_kl_low"] <= row["query_kl"] <= row["query_kl_high"] for row in query)
     controls = [row for row in rows if "control" in row]
     assert {row["control"] for row in controls} == {"true query"}
-    assert all(row["low"] <= row["difference"] <= row["high"] for row in controls)
+    assert all(row["difference_low"] <= row["difference"] <= row["difference_high"] for row in controls)
     probed = [row for row in rows if "gradient_share" in row]
-    assert {row["depth"] for row in probed} == {0, DEPTHS - 1}
+    assert {row["depth"] for row in probed} == {1, DEPTHS}
     assert "blocks.0.chain_attention.keys" in {row["group"] for row in probed}
     assert any("gate_open" in row and "depth" not in row and "step" not in row for row in rows)
     (trained,) = (row for row in rows if "step" in row)

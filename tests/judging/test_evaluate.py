@@ -98,7 +98,7 @@ def test_turns_of_a_conversation_are_drawn_together(trace: Trace) -> None:
         row = evaluate(each, COSTS, {"hf-heuristic": make_policy("hf-heuristic:persistent=false", GAMMA_MAX)})[-1]
         found.append([row[name] for name in kept])
         rates = acceptance_by_depth(each)[0]
-        found[-1] += [rates["rate"], rates["low"], rates["high"]]
+        found[-1] += [rates["alpha"], rates["alpha_low"], rates["alpha_high"]]
     assert found[1] == pytest.approx(found[0])
     assert found[2][1] > found[0][1]
 
@@ -140,8 +140,8 @@ def test_acceptance_by_depth_counts_positions_that_reached_it(trace: Trace) -> N
                         accepted += trace.draft_token[row, depth - 1] == trace.token[row + depth - 1]
             found = rows[task, depth]
             assert found["positions"] == reached
-            assert found["rate"] == pytest.approx(accepted / reached)
-            assert found["low"] <= found["rate"] <= found["high"]
+            assert found["alpha"] == pytest.approx(accepted / reached)
+            assert found["alpha_low"] <= found["alpha"] <= found["alpha_high"]
 
 
 def test_rows_name_their_sources_and_both_bounds() -> None:

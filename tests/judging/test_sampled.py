@@ -12,7 +12,7 @@ from curves import linear_costs
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.evaluate import best_fixed_gamma, evaluate
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import replay, replay_fixed_all
+from draftgauge.judging.replay import replay, replay_fixed_all, replay_lengths
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
@@ -94,16 +94,18 @@ def test_rows_of_a_draw_are_those_of_a_greedy_trace(trace: Trace) -> None:
     assert (drawn(part, 5).draft_token == select(walk, [False, True, False, True, False, False]).draft_token).all()
 
 
-@pytest.mark.parametrize("spec", ["no-draft", "fixed:3", "cumulative-confidence:0.3", "hf-heuristic"])
+@pytest.mark.parametrize("spec", ["fixed:3", "cumulative-confidence:0.3", "hf-heuristic", "vllm:refit=1,warm_up=1"])
 def test_a_replay_is_the_mean_over_draws(trace: Trace, spec: str) -> None:
-    outcome = replay(trace, make_policy(spec, GAMMA_MAX))
-    walks = [replay(walk, make_policy(spec, GAMMA_MAX)) for walk in draws(trace)]
+    """What a policy learns on one draw, in parts of it too, it does not know on the next."""
+    costs = linear_costs(GAMMA_MAX)
+    policy = make_policy(spec, GAMMA_MAX, costs)
+    outcome = replay(trace, policy)
+    walks = [replay(walk, make_policy(spec, GAMMA_MAX, costs)) for walk in draws(trace)]
     assert len(walks) == DRAWS
     for name in ("steps", "drafted", "accepted"):
         assert_allclose(getattr(outcome, name), np.mean([getattr(walk, name) for walk in walks], axis=0))
     assert (outcome.record.drafted == walks[0].record.drafted).all()
-    policy = make_policy(spec, GAMMA_MAX)
-    assert_allclose(replay(trace, policy).steps, replay(trace, policy).steps)
+    assert_allclose(replay(trace, policy).steps, outcome.steps)
 
 
 def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace) -> None:
@@ -113,6 +115,7 @@ def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace) -> 
     assert_allclose(optimum.seconds, bound)
     fixed = replay_fixed_all(trace, costs)
     assert all((outcome.seconds >= bound - 1e-12).all() for outcome in fixed)
+    assert_allclose(replay_lengths(trace, np.ones(trace.positions, np.int64), costs).seconds, fixed[1].seconds)
     best = best_fixed_gamma(trace, costs)
     assert fixed[best].tokens_per_second == max(outcome.tokens_per_second for outcome in fixed)
     row = next(row for row in evaluate(trace, costs, {"one": FixedLength(1)}) if row["task"] == "all")
@@ -123,12 +126,12 @@ def test_hindsight_bounds_every_policy_and_rows_are_made_of_it(trace: Trace) -> 
 def test_acceptance_by_depth_is_that_of_many_draws(trace: Trace) -> None:
     found = {row["depth"]: row for row in acceptance_by_depth(trace) if row["task"] == "all"}
     survival, inside = trace.sampled.survival, ~np.isnan(trace.sampled.acceptance)
-    assert found[1]["rate"] == pytest.approx(float(np.nanmean(trace.sampled.acceptance)))
+    assert found[1]["alpha"] == pytest.approx(float(np.nanmean(trace.sampled.acceptance)))
     assert found[1]["positions"] == inside.sum()
     ends = set(trace.offsets[1:].tolist())
     pairs = [(survival[s], trace.sampled.acceptance[s + 1]) for s in range(trace.positions - 1) if s + 1 not in ends]
     weight, label = np.array([pair for pair in pairs if not np.isnan(pair).any()], np.float64).T
-    assert found[2]["rate"] == pytest.approx(weight @ label / weight.sum())
+    assert found[2]["alpha"] == pytest.approx(weight @ label / weight.sum())
 
 
 def test_narrowing_a_trace_is_recording_shorter_drafts(trace: Trace) -> None:

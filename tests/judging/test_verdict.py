@@ -78,10 +78,12 @@ def test_where_drafting_does_not_pay_the_figure_is_of_the_fastest_policy_that_dr
 
     found = verdict_of([row("no-draft", 0.99), row("fixed:1", 0.9), row("svip", 0.95), row("hindsight", 1.2)])
     assert (found.setting, found.drafting, found.speedup, found.speculate) == ("no-draft", "svip", 0.95, False)
+    assert (found.low, found.high, found.prompts, found.fastest) == (pytest.approx(0.9), pytest.approx(0.97), 9, "")
 
 
 @pytest.mark.parametrize(("drafted", "text_only"), [(0.0, True), (0.2, False)])
 def test_a_rule_that_only_looks_up_is_told_apart(drafted: float, text_only: bool) -> None:
     row = {"policy": "two-source", "recommended": True, "prompts": 9, "cost_doubt": None, "ratio_to_plain": 1.3}
     row |= {"ratio_to_plain_low": 1.2, "ratio_to_plain_high": 1.4, "drafted_per_step": drafted}
-    assert verdict_of([row | {"appended_per_step": 1.5}]).text_only is text_only
+    found = verdict_of([row | {"appended_per_step": 1.5}])
+    assert (found.text_only, found.low, found.high, found.fastest) == (text_only, 1.2, 1.4, "")

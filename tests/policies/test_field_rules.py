@@ -87,6 +87,7 @@ def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:
         signals = [] if confidence is None else row(confidence + 0.05, confidence - 0.05)
         policy.observe(Step(len(signals), 0, 1, signals))
     assert lengths == [4, 4, 2, 8, 8]
+    assert policy.rates((0.0, 0.1, 0.0, 0.0)).tolist() == [0.0] * 4
     policy.reset()
     assert policy.limit() == 4
     # nf4 adds 0.2 to every rate: at 0.9, 0.9 * 2, 0.7 * 4, 0.5 * 6, 0.3 * 8

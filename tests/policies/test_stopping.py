@@ -59,6 +59,7 @@ def test_a_step_by_hand() -> None:
     policy = ThroughputStopping(HALF, LinearCosts())
     policy._least = np.array([0.6] * GAMMA_MAX)
     assert policy.limit() == GAMMA_MAX
+    assert policy.chance(np.array([0.0, 1.0])).tolist() == pytest.approx([1e-6, 1 - 1e-4], rel=1e-9)
     assert [policy.keep_drafting(Signal(depth, 0.8, 0.0, 0.0)) for depth in (1, 2, 3)] == [True, True, False]
 
 
@@ -71,6 +72,7 @@ def test_it_drafts_while_the_next_token_is_worth_more_than_its_price(seed: int, 
     )
     policy = ThroughputStopping(numbers, LinearCosts(drafting=drafting))
     confidences = rng.uniform(0.05, 1.0, GAMMA_MAX).tolist()
+    confidences[rng.integers(GAMMA_MAX)] = float(rng.integers(2))
     chance, drafted = 1.0, 0
     while drafted < GAMMA_MAX and chance * numbers.accepted_by_depth[drafted] > policy.prices.thresholds[drafted]:
         held = min(max(confidences[drafted], 1e-6), 1 - 1e-4)
@@ -93,7 +95,10 @@ def _goes_on(policy: ThroughputStopping, confidences: list[float]) -> bool:
 @pytest.mark.parametrize("name", ["stopping", "two-source"])
 def test_the_bundled_numbers_serve_drafts_of_any_length(name: str) -> None:
     for gamma_max in (1, 3, 16, 30):
-        assert make_policy(name, gamma_max, LinearCosts(drafting=0.01)).limit() == gamma_max
+        policy = make_policy(name, gamma_max, LinearCosts(drafting=0.01))
+        assert policy.limit() == gamma_max
+    last = bundled_policy(name).parameters["accepted_by_depth"][-1]
+    assert policy.numbers.accepted_by_depth[-14:] == (last,) * 14  # of 30, beyond what was fitted
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def test_the_chance_of_a_looked_up_token_by_hand() -> None:
     assert lookup.chance(Match(3, 4, 2, 2)) == pytest.approx(
         1 / (1 + math.exp(-1.0 - 0.5 * math.log(4) - 0.25 * math.log(2)))
     )
+    for extreme in (-1e4, 1e4):  # what a file may hold
+        assert LookupNumbers(extreme, 0.0, 0.0, 0.0).chance(Match(3, 1, 1, 1)) == pytest.approx(float(extreme > 0))
 
 
 def tails(
@@ -57,7 +59,7 @@ def tails(
 @given(seed=st.integers(0, 100_000), verifying=st.sampled_from([0.0, 0.05, 0.3]), drafting=st.sampled_from([0.02, 0.2]))
 def test_it_takes_what_is_worth_most(seed: int, verifying: float, drafting: float) -> None:
     rng = np.random.default_rng(seed)
-    text = rng.integers(0, 3, rng.integers(1, 40)).tolist()
+    text = (rng.integers(0, 3, rng.integers(1, 40)).tolist() * 80)[: rng.integers(1, 80)]  # repeated: long matches
     numbers = random_numbers(seed)
     policy = TwoSource(numbers, LinearCosts(drafting=drafting, verifying=verifying))
     policy.reset()
@@ -73,9 +75,10 @@ def test_it_takes_what_is_worth_most(seed: int, verifying: float, drafting: floa
             assert goes_on == (worth > max(0.0, numbers.tail_weight * best))
         if not goes_on or depth == GAMMA_MAX:
             break
-        token, confidence = int(rng.integers(0, 3)), float(rng.uniform(0.05, 0.99))
+        token, confidence = int(rng.integers(0, 3)), rng.choice([rng.uniform(0.05, 0.99), 0.0, 1.0], p=[0.8, 0.1, 0.1])
         goes_on = policy.keep_drafting(Signal(depth + 1, confidence, 0.0, 0.0, token))
-        z = numbers.constant + numbers.logit_confidence * math.log(confidence / (1 - confidence))
+        held = min(max(confidence, 1e-6), 1 - 1e-4)
+        z = numbers.constant + numbers.logit_confidence * math.log(held / (1 - held))
         if match is not None:
             z += numbers.agrees if match.token == token else numbers.disagrees
         replaced = match if match is not None and match.token != token else None

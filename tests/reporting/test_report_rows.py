@@ -26,6 +26,7 @@ from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.reader import read_trace
 
 POLICIES = ("hf-confidence", "cumulative-confidence", "hf-heuristic", "stopping", "two-source")
+LIVE = ("ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high", "tokens_per_second")
 
 
 def read_runs(folders: list[Path], bench: list[dict[str, Any]]) -> list[Run]:
@@ -78,15 +79,15 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
     run, other = read_runs(runs, bench)
     shown = {row["policy"]: row for row in policy_rows(run, ALL_TASKS, ())}
     fixed = shown["fixed:2"]
-    assert [fixed[f"live_{key}"] for key in ("ratio", "low", "high", "tokens_per_second")] == [2.1, 1.4, 1.6, 310.0]
+    assert [fixed[f"live_{key}"] for key in LIVE] == [2.1, 1.4, 1.6, 310.0]
     assert fixed["mismatches"] == 3
     assert fixed["ratio_to_plain"] == run.fixed()[2]["ratio_to_plain"] != 2.1
     assert shown["plain"]["live_tokens_per_second"] == 150.0
     assert "ratio_to_plain" not in shown["transformers-generate"]
     assert (list(shown)[:2], list(shown)[-2:]) == (["plain", "no-draft"], ["hindsight", "hindsight-two-sources"])
     code = run.rows["code", "fixed:4"]
-    assert (code["live_ratio"], "live_low" in code, "live_high" in code) == (1.7, False, False)
-    assert not any("live_ratio" in row for row in other.rows.values())
+    assert (code["live_ratio_to_plain"], "live_ratio_to_plain_low" in code) == (1.7, False)
+    assert not any("live_ratio_to_plain" in row for row in other.rows.values())
 
 
 def test_bad_input_is_refused(runs, live_row):
@@ -141,7 +142,7 @@ def test_live_rows_of_another_run_of_the_same_target_are_left_out(runs, live_row
     named = {runs[0].name: 2.0, "another": 7.0}
     bench = [live_row("fixed:2", run=name, ratio_to_plain=ratio) for name, ratio in named.items()]
     (run,) = read_runs(runs[:1], bench)
-    assert run.rows[ALL_TASKS, "fixed:2"]["live_ratio"] == 2.0
+    assert run.rows[ALL_TASKS, "fixed:2"]["live_ratio_to_plain"] == 2.0
 
 
 def test_flags_are_of_engines_that_the_costs_of_the_run_hold_for(

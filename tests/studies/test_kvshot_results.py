@@ -43,8 +43,8 @@ def test_depths_are_pooled_over_seeds(rows: list[dict]) -> None:
     by_depth = [row for row in rows if "alpha" in row]
     assert len(by_depth) == 6 * 7
     kv = [row for row in by_depth if row["design"] == "kv" and row["layers"] == 1]
-    assert [row["depth"] for row in kv] == list(range(7))
-    assert all(row["low"] < row["alpha"] < row["high"] for row in kv)
+    assert [row["depth"] for row in kv] == list(range(1, 8))
+    assert all(row["alpha_low"] < row["alpha"] < row["alpha_high"] for row in kv)
     assert [row["alpha"] for row in kv] == pytest.approx(ALPHAS[KV], abs=0.05)
     assert [row["agreement"] for row in kv] == pytest.approx(ALPHAS[KV], abs=0.05)
     assert [row["survival"] for row in kv] == pytest.approx(np.cumprod(ALPHAS[KV]), abs=0.05)
@@ -83,7 +83,7 @@ def test_two_recipes_stand_side_by_side_and_each_is_paired(tmp_path: Path) -> No
     assert [(row["recipe"], row["design"], row["seed"]) for row in runs] == [
         (recipe, "kv", seed) for seed in (0, 1) for recipe in ("ttt", "block", "block-wise-markov")
     ]  # fmt: skip
-    keys = ("tokens_seen", "tokens_per_step_live", "agreement", "seconds_draft", "speedup")
+    keys = ("tokens_seen", "tokens_per_step_live", "agreement", "seconds_draft", "ratio_to_plain")
     assert all(row["tokens_seen"] == 1000 and row["seconds_draft"] == 7 * 2.0 / 1e3 for row in runs)
     assert all(isinstance(row[key], (int, float)) for row in runs for key in keys)
     assert runs[1]["tokens_per_step_live"] > runs[0]["tokens_per_step_live"]
@@ -170,7 +170,7 @@ def test_verdicts_on_known_differences(rows: list[dict]) -> None:
     assert found["P3"]["verdict"] == "supported"
     assert found["P1"]["difference"] == pytest.approx(0.36 - 0.48, abs=0.03)
     for row in found.values():
-        assert row["low"] < row["difference"] < row["high"]
+        assert row["difference_low"] < row["difference"] < row["difference_high"]
         assert row["seeds"] == 5
         assert row["p_seeds"] == 0.0625  # the least that five seeds can give
         assert row["uncorrected_p_value"] <= row["p_value"] <= 3 * row["uncorrected_p_value"] + 1e-12
@@ -192,7 +192,7 @@ def test_a_drafter_level_with_the_control_decides_nothing(tmp_path: Path) -> Non
     for name in ("P1", "P3"):
         assert found[name]["verdict"] == "undecided"
         assert "not shown to beat control: kv-project-rope" in found[name]["reason"]
-    assert found["P3"]["low"] > 0  # hidden is better, but not than a drafter that uses the keys
+    assert found["P3"]["difference_low"] > 0  # hidden is better, but not than a drafter that uses the keys
 
 
 def test_designs_at_equal_width_are_tested_where_both_were_trained_so(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_study_tunes_before_its_seeds_run(tmp_path: Path, monkeypatch: pytest.
     runs = [row for row in found.rows if "seed" in row]
     assert {row["learning_rate"] for row in runs} == {chosen}
     assert {row.get("remedy") for row in runs} == {None, "depths-12"}
-    assert {row["depth"] for row in found.rows if "alpha" in row} == {0, 1}  # measured alike
+    assert {row["depth"] for row in found.rows if "alpha" in row} == {1, 2}  # measured alike
     assert not (tmp_path / "study" / "tuning" / "hidden").exists()
     again = run_study(study, tmp_path / "study", prompts, prompts)
     assert len(tried) == TRIALS

@@ -54,6 +54,14 @@ def test_ties_at_the_edges():
     assert (probabilities(uniform, Sampling(1.0, top_p=0.5)) > 0).all()
 
 
+def test_all_tokens_are_kept_by_default_and_a_choice_is_a_draw():
+    scores = torch.tensor([[30.0, 0.0, 1.0]])  # the first alone has all mass in float32
+    assert (probabilities(scores, Sampling(1.0)) > 0).all()
+    scores, sampling = logits(2, 64, 9), Sampling(0.7, top_k=3, top_p=0.9)
+    first, second = torch.Generator().manual_seed(4), torch.Generator().manual_seed(4)
+    assert choose(scores, sampling, first).equal(draw(probabilities(scores, sampling), second))
+
+
 def test_a_wide_nucleus():
     # From thousands of tokens in the nucleus to a few.
     scores = logits(0, 3, 5000) * torch.tensor([[0.01], [0.3], [3.0]])

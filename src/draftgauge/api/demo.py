@@ -163,8 +163,8 @@ def _first_answer(request: DemoRequest, pair: Pair, on_text: OnText | None) -> d
     _, (prompt, *_) = choose_prompts(replace(request.prompts, limit=None, per_task=1))
     tokens = tuple(pair.encode(prompt, request.prompts.rendering))
     asked = GenerateRequest(prompt=tokens, policy=FIRST_POLICY, output=request.output)
-    _, drafted = generate(asked, pair=pair, on_text=on_text)
-    _, plain = generate(replace(asked, policy=PLAIN), pair=pair)
+    drafted = generate(asked, pair=pair, on_text=on_text)
+    plain = generate(replace(asked, policy=PLAIN), pair=pair)
     return {
         "policy": FIRST_POLICY,
         "compression": pair.compression,

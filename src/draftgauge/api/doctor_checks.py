@@ -12,25 +12,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.compressions import UNCOMPRESSED
+from draftgauge.core.compressions import LEVELS
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
-from draftgauge.models.compression import DTYPES
-from draftgauge.models.prompts_text import encode_prompt, token_ids
-from draftgauge.models.vocabulary import difference
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
 from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Accepted this rarely, a drafted token adds 0.1 tokens to a step: it pays only if verifying two tokens costs less than
 # 1.1 times verifying one, even where drafting is free.
@@ -137,6 +136,8 @@ def examine(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def tokenizer(e: Evidence) -> Seen:
+    from draftgauge.models.vocabulary import difference
+
     ours, theirs = e.tokenizer.get_vocab(), e.draft_tokenizer.get_vocab()
     if differing := sorted({index for _, index in ours.items() ^ theirs.items()}):
         names = [{index: token for token, index in vocabulary.items()} for vocabulary in (ours, theirs)]
@@ -149,6 +150,8 @@ def tokenizer(e: Evidence) -> Seen:
 
 
 def chat_template(e: Evidence) -> Seen:
+    from draftgauge.models.prompts_text import encode_prompt, token_ids
+
     if e.tokenizer.chat_template is None or not any(prompt.prompt_token for prompt in e.trace.prompts):
         return None
     added = set(e.tokenizer.added_tokens_decoder)
@@ -231,9 +234,9 @@ def _thinking_rows(trace: Trace, marks: list[list[int]]) -> NDArray[np.bool_]:
 
 
 def compression(e: Evidence) -> Seen:
-    full = (UNCOMPRESSED, *DTYPES)
     target, drafter = e.compression
-    return (target in full) != (drafter in full), f"target {target}, drafter (or the target of its training) {drafter}"
+    full, also = (LEVELS.get(name) == 0 for name in e.compression)
+    return full != also, f"target {target}, drafter (or the target of its training) {drafter}"
 
 
 def context(e: Evidence) -> Seen:
@@ -301,7 +304,7 @@ def depth(e: Evidence) -> Seen:
         rates = [(b / max(1, a), a) for a, b in pairwise((e.counts.drafts, *e.counts.by_position))]
     else:
         found = [row for row in acceptance_by_depth(e.trace, resamples=1) if row["task"] == ALL_TASKS]
-        rates = [(row["rate"] or 0.0, row["positions"]) for row in found]
+        rates = [(row["alpha"] or 0.0, row["positions"]) for row in found]
     shown = " ".join(f"{rate:.2f}" for rate, count in rates if count)
     broken = any(count >= ENOUGH and rate <= TOO_RARE for rate, count in rates[1:])
     return broken, f"accepted at depth 1, 2, ... among those that got there: {shown}"

@@ -42,7 +42,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
     """Measure a trained drafter on texts that its target decodes.
 
     Returns:
-        One row a depth, ``depth`` (from 0), ``alpha``, ``low``, ``high``, and with their own intervals ``agreement``
+        One row a depth, ``depth`` (from 1), ``alpha``, and with their own intervals ``agreement``
         over all positions and ``survival``, the share of positions where every token up to this depth is right; one of
         the drafter as a whole, ``mat`` and ``retention`` with intervals, live and tree measures and speed; rows of
         ``mat`` by task (``measure``, ``task``, ``estimate``, ``low``, ``high``). Intervals are 95%, by prompt.

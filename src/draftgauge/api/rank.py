@@ -54,7 +54,7 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     Returns:
         Rows as :func:`draftgauge.judging.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
         and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
-        With ``live``, the rows of all prompts have ``live_ratio`` over plain decoding with ``_low`` and ``_high``,
+        With ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high``,
         ``live_modelled``, the modelled ratio of these prompts, and ``live_mismatched_prompts``, whose output is not
         that of plain decoding.
 
@@ -107,7 +107,7 @@ def _live(
     request: RankRequest, count: int, row: Mapping[str, Any], costs: CostCurve, progress: Progress
 ) -> dict[str, Any]:
     """What decoding the first prompts at a drafter's best setting gains; nothing where it cannot be done."""
-    setting, fitted, trace = row["setting"], {}, read_trace(Path(row["run"]))
+    setting, fitted, trace = row["policy"], {}, read_trace(Path(row["run"]))
 
     def told(what: str, done: int, total: int) -> None:
         progress(f"{row['drafter']}: {what}", done, total)
@@ -134,7 +134,7 @@ def _live(
         return {}
     decodes = PLAIN if setting == NO_DRAFT else setting  # as the ranking prices it
     (live,) = (each for each in rows if each["policy"] == decodes and each["task"] == ALL_TASKS)
-    ratios = {f"live_ratio{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
+    ratios = {f"live_ratio_to_plain{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
     plain = plain_replay(decoded, costs)

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar, overload
 
 from draftgauge.core.cache import cache_folder
-from draftgauge.core.errors import DraftgaugeError, is_out_of_memory
+from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, missing_library
 from draftgauge.core.interrupts import sigterm_interrupts
 from draftgauge.core.load import watched_load
 from draftgauge.core.locks import in_turn
@@ -62,6 +62,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
                 outer = PYTHON_CALL.set(spelled)
                 try:
                     result = function(request, **further)
+                except ModuleNotFoundError as error:
+                    raise missing_library(error.name) or error from error
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise

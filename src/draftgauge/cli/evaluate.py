@@ -17,7 +17,7 @@ WHOLE = {
     "mat": "MAT [95%]",
     "live_mat": "live MAT",
     "tokens_per_second": "tokens/s",
-    "ratio": "x plain",
+    "ratio_to_plain": "x plain",
     "draft_ms": "ms/drafted token",
     "retention": "retention",
     "tree_mat": "tree MAT",

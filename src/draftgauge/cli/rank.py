@@ -9,12 +9,13 @@ from typing import Any
 from draftgauge.api.requests import RankRequest
 from draftgauge.cli.console import progress, say, show_table, warn
 
+LIVE = "live_ratio_to_plain"
 COLUMNS = {
     "drafter": "drafter",
-    "setting": "best setting",
+    "policy": "best setting",
     "tokens_per_second": "tokens/s [95%]",
     "ratio_to_plain": "x plain",
-    "live_ratio": "live [95%]",
+    LIVE: "live [95%]",
     "live_modelled": "modelled there",
     "levelled": "level with the first",
     "gain": "gain over it [95%]",
@@ -50,15 +51,17 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
         title = f"{named if context is None else f'Prompts of {context} tokens'}, {of_group[0]['prompts']} prompts"
         columns = COLUMNS if (task, context) == groups[0] else {key: COLUMNS[key] for key in list(COLUMNS)[:11]}
         show_table(title, [_shown(row) for row in sorted(of_group, key=lambda row: -row["tokens_per_second"])], columns)
-    say_how_to_fit([row["setting"] for row in ranked])
-    if any("live_ratio" in row for row in ranked):
-        plain = {"live_ratio": 1.0, "live_ratio_low": 1.0, "live_ratio_high": 1.0, "live_mismatched_prompts": 0}
+    say_how_to_fit([row["policy"] for row in ranked])
+    if any(LIVE in row for row in ranked):
+        plain = {LIVE: 1.0, f"{LIVE}_low": 1.0, f"{LIVE}_high": 1.0, "live_mismatched_prompts": 0}
         whole = [row for row in ranked if (row["task"], row["context"]) == groups[0]]
         live = [dict(row) | plain if row["drafter"] == NO_DRAFT else row for row in whole]
-        live = [row for row in live if "live_ratio" in row]
-        order = sorted(live, key=lambda row: -row["live_ratio"])
-        swapped = [(a, b) for a, b in combinations(live, 2) if a["live_ratio"] < b["live_ratio"]]
-        ends = [(a["live_ratio_high"], b["live_ratio_low"]) for a, b in swapped]  # None of a single prompt
+        live = [row for row in live if LIVE in row]
+        order = sorted(live, key=lambda row: -row[LIVE])
+        swapped = [(a, b) for a, b in combinations(live, 2) if a[LIVE] < b[LIVE]]
+        ends = [
+            (a["live_ratio_to_plain_high"], b["live_ratio_to_plain_low"]) for a, b in swapped
+        ]  # None of a single prompt
         apart = any(None not in pair and pair[0] < pair[1] for pair in ends)
         other = "another one" if apart else "another one, of drafters that these prompts do not tell apart"
         said = other if swapped else "as modelled"

@@ -8,7 +8,7 @@ from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
 from draftgauge.cli.console import IncompleteError, console, errors, escaped, named, progress, show_table
 from draftgauge.core.load import busy_note, machine_load
 
-POOLED = named("drafter", "alpha_0", "alpha_3", "alpha_6", "retention", "agreement_0", "agreement_6") | {
+POOLED = named("drafter", "alpha_1", "alpha_4", "alpha_7", "retention", "agreement_1", "agreement_7") | {
     "mat": "MAT, all positions [95%]",
     "live_mat": "MAT, live",
     "tree_mat": "MAT, trees",

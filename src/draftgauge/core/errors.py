@@ -16,7 +16,11 @@ class MissingLibraryError(DraftgaugeError):
     """An optional library that a chosen option needs is not installed."""
 
 
-EXTRAS = {"matplotlib": "report", "ray": "study", "bitsandbytes": "quant"}  # of optional libraries
+EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "models"),
+    **{"matplotlib": "report", "ray": "study", "bitsandbytes": "quant", "tensorboard": "track"},
+    **dict.fromkeys(("xllamacpp", "gguf"), "gguf"),
+}  # of optional libraries
 
 
 def missing_library(name: str | None) -> MissingLibraryError | None:

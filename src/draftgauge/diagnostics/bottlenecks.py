@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.statistics.crossed import Counts, Floats, alpha_intervals, at_depths, difference
 
 Row = dict[str, Any]
@@ -88,9 +89,10 @@ class Bottlenecks:
 def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> list[Row]:
     """Rows of one drafter, pooled over the seeds it was trained with; every row begins with ``labels`` and ``seeds``.
 
-    - the query: ``depth, layer, target_layer, query_kl, low, high, uniform_kl``; ``layer`` is the drafter's,
-      ``target_layer`` the one that it is compared with. Intervals are 95%, over texts and seeds.
-    - the control: ``depth, control, agreement, difference, low, high``: agreement over all positions with the target's
+    - the query: ``depth`` (from 1)``, layer, target_layer, query_kl, uniform_kl``; ``layer`` is the drafter's,
+      ``target_layer`` the one that it is compared with. Intervals, ``_low`` and ``_high``, are 95%, over texts and
+      seeds.
+    - the control: ``depth, control, agreement, difference``: agreement over all positions with the target's
       query in place of the drafter's, and the difference that this makes.
     - gradients: ``group, depth, gradient_norm, gradient_to_weight, gradient_share, draft_share``.
     - projections: ``group, effective_rank, full_rank``.
@@ -105,7 +107,8 @@ def bottleneck_rows(seeds: Sequence[Bottlenecks], labels: Mapping[str, Any]) -> 
     rows += _means([one.ranks for one in seeds], ("group",))
     rows += _means([one.gate for one in seeds], ("depth",))
     rows += _means([one.history for one in seeds], ("step",))
-    return [head | row for row in rows]
+    # Records count depths from 0.
+    return [head | row | ({"depth": row["depth"] + 1} if "depth" in row else {}) for row in rows]
 
 
 def _query_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
@@ -120,8 +123,7 @@ def _query_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
             for depth in range(depths):
                 if np.isfinite(kl[depth].estimate):
                     place = {"depth": depth, "layer": layer, "target_layer": target_layer}
-                    measured = dict(zip(("query_kl", "low", "high"), kl[depth], strict=True))
-                    yield place | measured | {"uniform_kl": uniform[depth].estimate}
+                    yield place | columns("query_kl", kl[depth]) | {"uniform_kl": uniform[depth].estimate}
 
 
 def _control_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
@@ -135,10 +137,7 @@ def _control_rows(queries: Sequence[QueryErrors]) -> Iterator[Row]:
                 "control": TRUE,
                 "agreement": own.estimate + change.estimate,
                 "agreement_own_query": own.estimate,
-                "difference": change.estimate,
-                "low": change.low,
-                "high": change.high,
-            }
+            } | columns("difference", change)
 
 
 def _means(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: tuple[str, ...]) -> Iterator[Row]:

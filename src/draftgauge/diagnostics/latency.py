@@ -29,7 +29,7 @@ class Latency:
         draft_ms: milliseconds a drafted token, what a step needs to begin with shared out among them.
         verify_ms: milliseconds of all else of a step, mostly the target's pass over the draft.
         tokens_per_second: of decoding with drafts.
-        ratio: of the two, prompt by prompt.
+        ratio_to_plain: of the two, prompt by prompt.
     """
 
     gamma: int
@@ -37,7 +37,7 @@ class Latency:
     verify_ms: float
     tokens_per_second: float
     plain_tokens_per_second: float
-    ratio: float
+    ratio_to_plain: float
 
 
 class _TimedDrafter:

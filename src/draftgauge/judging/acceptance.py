@@ -8,7 +8,7 @@ import numpy as np
 
 from draftgauge.judging.evaluate import Row, task_masks
 from draftgauge.judging.positions import prompt_of_rows, sum_by_prompt
-from draftgauge.judging.statistics.bootstrap import RESAMPLES
+from draftgauge.judging.statistics.bootstrap import RESAMPLES, columns
 from draftgauge.judging.statistics.paired import ratio_interval
 from draftgauge.traces.build import conversations
 from draftgauge.traces.sampled import path_chances
@@ -24,7 +24,7 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
     not known.
 
     Returns:
-        Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``rate`` with ``low`` and ``high`` (95%,
+        Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``alpha`` with ``_low`` and ``_high`` (95%,
         resampled by prompt, the turns of a conversation together; None where nothing reached that depth, the interval
         also of one prompt) and ``positions``, how many did. In a trace of sampled decoding rates are means of chances,
         and so many positions reach a depth on average.
@@ -39,15 +39,13 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
     for task, mask in task_masks(trace):
         chosen = np.unique(conversation[mask])
         for depth, (above, below) in enumerate(zip(accepted, reached, strict=True), start=1):
-            rate, low, high = ratio_interval(above[chosen], below[chosen], resamples=resamples)
+            rate = ratio_interval(above[chosen], below[chosen], resamples=resamples)
             rows.append(
                 {
                     "compression": trace.compression,
                     "task": task,
                     "depth": depth,
-                    "rate": _defined(rate),
-                    "low": _defined(low),
-                    "high": _defined(high),
+                    **{key: _defined(value) for key, value in columns("alpha", rate).items()},
                     "positions": round(below[chosen].sum()),
                 }
             )

@@ -32,18 +32,23 @@ def prompt_steps(
     asks, reads_text = asks_after_each_token(reads), SignalName.TEXT in reads
     arrays = signal_arrays(trace, reads)
     token = trace.draft_token if reads_text else np.broadcast_to(np.int32(-1), trace.draft_token.shape)
-    shown = (arrays.confidence, arrays.entropy, arrays.margin, token)  # the fields of a signal after its depth
-    columns = [values[first:end].tolist() for values in shown] if asks else []
+    fields = (arrays.confidence, arrays.entropy, arrays.margin, token)  # of a signal, after its depth
+    columns = [values[first:end].tolist() for values in fields] if asks else []
     target_entropy = trace.target_entropy[first:end].tolist()
     tokens = trace.token[first:end].tolist()
     extends = policy if isinstance(policy, Extends) else None
     drops = policy if greedy and isinstance(policy, DropsLast) else None
+    told_last = isinstance(policy, Extends | DropsLast)  # also of the last possible token
     begin(policy, trace.prompts[prompt].prompt_token)
     position, length = 0, end - first
     while position < length:
         most = max(0, min(policy.limit(), limits[position]))
-        last_too = isinstance(policy, Extends | DropsLast)
-        signals = _draft(policy, [values[position] for values in columns], most, last_too) if asks else []
+        signals: list[Signal] = []
+        shown = zip(count(1), *(values[position] for values in columns), strict=False)
+        for signal in map(Signal._make, islice(shown, most if asks else 0)):
+            signals.append(signal)
+            if (signal.depth < most or told_last) and not policy.keep_drafting(signal):
+                break
         drafted = len(signals) if asks else most
         dropped = int(drops is not None and drafted > 0 and drops.drops_last())
         kept = drafted - dropped
@@ -62,15 +67,3 @@ def prompt_steps(
         policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended, dropped))
         yield first + position, drafted, appended, accepted, dropped
         position += committed
-
-
-def _draft(policy: Policy, columns: list[list[float]], most: int, last_too: bool) -> list[Signal]:
-    """The signals of the tokens that a policy drafts, asked after each but the last possible one or told of that too;
-    ``columns`` are the fields of a signal after its depth, each ``[G]``."""
-    signals: list[Signal] = []
-    keep_drafting = policy.keep_drafting
-    for signal in map(Signal._make, islice(zip(count(1), *columns, strict=False), most)):
-        signals.append(signal)
-        if (signal.depth < most or last_too) and not keep_drafting(signal):
-            break
-    return signals

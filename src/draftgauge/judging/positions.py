@@ -46,7 +46,7 @@ def prompt_of_rows(trace: Trace) -> Ints:
 
 def sum_by_prompt(prompt: Ints, values: ArrayLike, count: int = 0) -> Floats:
     """Sums over what has the same number (rows or steps of a prompt, turns of a conversation), at least ``count``."""
-    return np.bincount(prompt, np.asarray(values, np.float64), count).astype(np.float64, copy=False)
+    return np.bincount(prompt, values, count).astype(np.float64, copy=False)  # integers if there are none
 
 
 def signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:

@@ -46,9 +46,9 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
 
     Returns:
         One row for each drafter and group of prompts (a ``task``, a range of ``context``, all): ``drafter``, ``rank``
-        by speed on all prompts, ``setting``; ``prompts``; ``tokens_per_second`` with ``_low`` and ``_high``;
-        ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted, and ``source_model`` of them the
-        drafter's; ``gain`` over the first with ``_low``, ``_high`` and ``p_value``, paired by prompt, and whether it is
+        by speed on all prompts, ``policy`` (its best setting), ``prompts``; ``tokens_per_second`` with ``_low`` and
+        ``_high``; ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted, and ``source_model``
+        of them the drafter's; ``gain`` over the first with ``_low``, ``_high`` and ``p_value``, and whether it is
         ``level`` with it; ``gain_over_lookup`` with ``_low`` and ``_high`` where prompt lookup is one of the drafters;
         ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``.
         Intervals are 95%, resampled by prompt, the turns of a conversation together.
@@ -135,12 +135,12 @@ def _row(
     ratios = {key: speed.over(than.of.speed(numbers, mask)) for key, than in over.items()}
     compared = {column: value for key, ratio in ratios.items() for column, value in columns(key, ratio.gain).items()}
     depths = [] if name == NO_DRAFT else acceptance_by_depth(select(of.trace, mask), resamples=1)
-    alphas = {f"alpha_{row['depth']}": row["rate"] for row in depths if row["task"] == ALL_TASKS}
+    alphas = {f"alpha_{row['depth']}": row["alpha"] for row in depths if row["task"] == ALL_TASKS}
     return {
         "drafter": name,
         "rank": rank,
         **group,
-        "setting": of.setting,
+        "policy": of.setting,
         "prompts": int(mask.sum()),
         **columns("tokens_per_second", speed.interval()),
         "ratio_to_plain": speed.estimate / plain_replay(of.trace, of.costs).speed(numbers, mask).estimate,

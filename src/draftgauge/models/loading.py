@@ -30,7 +30,8 @@ from draftgauge.models.engines.gguf import EXACT, GGUF_ENGINES, GgufModel
 from draftgauge.models.engines.gguf_library import INSTALL, is_gguf
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import of_a_family, why_not_lean, why_not_recorded
-from draftgauge.models.engines.modules import ModulesModel
+from draftgauge.models.engines.modules import ModulesModel, holds_states, rollback_cache
+from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, model_folder
 from draftgauge.models.spec import read_configuration
@@ -195,6 +196,8 @@ def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
         elif of_a_family(model):
             warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
     engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
+    if engine not in engines and any(map(holds_states, rollback_cache(model).layers)):
+        return RecurrentModel(model)
     return engines.get(engine, ModulesModel)(model)
 
 

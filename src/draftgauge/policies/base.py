@@ -147,18 +147,11 @@ class DropsLast(Protocol):
         """Whether to drop the last drafted token."""
 
 
-def seconds_by_length(costs: CostCurve, gamma_max: int, reads: Reads) -> NDArray[np.float64]:
-    """``[gamma_max + 1]`` seconds of steps that draft 0, 1, ... tokens, at the middle measured context length."""
-    return costs.step_seconds(np.arange(gamma_max + 1), _middle_context(costs), reads)
-
-
-def verification_seconds(costs: CostCurve, gamma_max: int) -> NDArray[np.float64]:
-    """``[gamma_max + 1]`` seconds of steps that draft nothing and verify 0, 1, ... looked-up tokens, likewise."""
-    return costs.step_seconds(0, _middle_context(costs), NO_SIGNALS, np.arange(gamma_max + 1))
-
-
-def _middle_context(costs: CostCurve) -> int:
-    return costs.contexts[len(costs.contexts) // 2]
+def seconds_by_length(costs: CostCurve, gamma_max: int, reads: Reads, text: bool = False) -> NDArray[np.float64]:
+    """``[gamma_max + 1]`` seconds of steps that draft 0, 1, ... tokens, at the middle measured context length; with
+    ``text`` they draft nothing and verify so many looked-up tokens."""
+    lengths, context = np.arange(gamma_max + 1), costs.contexts[len(costs.contexts) // 2]
+    return costs.step_seconds(0, context, NO_SIGNALS, lengths) if text else costs.step_seconds(lengths, context, reads)
 
 
 def reads_of(policy: Policy) -> Reads:
@@ -218,6 +211,10 @@ def first_stop(stops: NDArray[np.bool_], gamma: int) -> NDArray[np.int64]:
     """
     within = stops[:, :gamma]
     return np.where(within.any(axis=1), within.argmax(axis=1) + 1, gamma)
+
+
+def sigmoid(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(min(-logit, 700.0)))  # exp overflows soon after
 
 
 NATS_PER_BIT = math.log(2.0)  # papers have entropies in nats, signals in bits

@@ -34,13 +34,6 @@ class FollowsText(PolicyBase):
         self.index.extend(step.tokens)
 
 
-class IndexesText(FollowsText):
-    """Looks in stored texts too where there are any."""
-
-    def ask_stored(self, stored: StoredTexts) -> None:
-        self.index = NgramIndex(stored.index)
-
-
 class CopiesText(FollowsText):
     """Nothing drafted, and up to ``tokens`` that followed the first time, if ``least`` to ``longest`` tokens match."""
 
@@ -55,8 +48,11 @@ class CopiesText(FollowsText):
         return self.index.continuation(min(room, self.tokens), self.least, self.longest)
 
 
-class TextLookup(CopiesText, IndexesText):
+class TextLookup(CopiesText):
     """Prompt lookup, in stored texts too."""
+
+    def ask_stored(self, stored: StoredTexts) -> None:
+        self.index = NgramIndex(stored.index)
 
 
 class LookupElse(TextLookup):

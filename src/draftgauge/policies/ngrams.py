@@ -85,7 +85,7 @@ class NgramIndex:
         if not ngram:
             return []
         first = index._after[ngram][0]
-        copied = index.text[first : first + max(count, 0)]
+        copied = index.text[first : first + count]
         end = copied.index(_NO_TOKEN) if _NO_TOKEN in copied else len(copied)
         return copied[:end] if index._length(first, tail, len(ngram)) >= least else []
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from draftgauge.core.signals import Reads
-from draftgauge.policies.base import seconds_by_length, verification_seconds
+from draftgauge.core.signals import NO_SIGNALS, Reads
+from draftgauge.policies.base import seconds_by_length
 from draftgauge.traces.costs import CostCurve
 
 
@@ -32,7 +32,7 @@ class Prices:
         """Price drafts of as many tokens as ``accepted_by_depth``, see ``StoppingNumbers``."""
         gamma_max = len(accepted_by_depth)
         draft = isotonic_regression(seconds_by_length(costs, gamma_max, reads)).x
-        verify = isotonic_regression(verification_seconds(costs, gamma_max)).x
+        verify = isotonic_regression(seconds_by_length(costs, gamma_max, NO_SIGNALS, text=True)).x
         expected = np.cumsum([1.0, *np.cumprod(accepted_by_depth)])
         self.rate = float((expected / draft).max())
         self.verify: list[float] = (self.rate * verify).tolist()

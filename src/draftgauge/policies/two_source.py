@@ -30,14 +30,15 @@ from typing import Any, ClassVar, NamedTuple
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, Signal
+from draftgauge.policies.base import Policy, Signal, sigmoid
 from draftgauge.policies.checks import check_positive, check_shares, require_costs
 from draftgauge.policies.fitted import bundled_policy, register_fitted, to_depth
-from draftgauge.policies.lookup import IndexesText
-from draftgauge.policies.ngrams import MOST_MATCHED, Match
+from draftgauge.policies.lookup import FollowsText
+from draftgauge.policies.ngrams import MOST_MATCHED, Match, NgramIndex
 from draftgauge.policies.pricing import Prices
 from draftgauge.policies.registry import register_policy
 from draftgauge.policies.stopping import LEAST, MOST
+from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 
 TWO_SOURCE = "two-source"
@@ -55,8 +56,7 @@ class LookupNumbers:
 
     def chance(self, match: Match) -> float:
         matched, streak, always = lookup_terms(match)
-        logit = self.constant + self.log_matched * matched + self.log_streak * streak + self.always * always
-        return _sigmoid(logit)
+        return sigmoid(self.constant + self.log_matched * matched + self.log_streak * streak + self.always * always)
 
 
 def lookup_terms(match: Match) -> tuple[float, float, float]:
@@ -98,7 +98,7 @@ class Tail(NamedTuple):
     worth: float
 
 
-class TwoSource(IndexesText):
+class TwoSource(FollowsText):
     """Draft on, append what the text predicts, or stop; see :mod:`draftgauge.policies.two_source`."""
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.TEXT})
@@ -116,6 +116,9 @@ class TwoSource(IndexesText):
         self._before: Match | None = None  # and what it predicted in place of the last drafted token
         self._tail = Tail([], 0.0)
 
+    def ask_stored(self, stored: StoredTexts) -> None:
+        self.index = NgramIndex(stored.index)
+
     def limit(self) -> int:
         self._context = self.index.text[-MOST_MATCHED:]
         self._depth, self._all_accepted, self._before = 0, 1.0, None
@@ -129,7 +132,7 @@ class TwoSource(IndexesText):
             logit += numbers.agrees if before.token == signal.token else numbers.disagrees
         self._before = before if before is not None and before.token != signal.token else None
         self._all_before = self._all_accepted
-        self._all_accepted *= _sigmoid(logit)
+        self._all_accepted *= sigmoid(logit)
         self._depth += 1
         self._context.append(signal.token)
         return self._goes_on()
@@ -139,8 +142,8 @@ class TwoSource(IndexesText):
         depth, price = self._depth, self.verify[self._depth] - self.verify[self._depth - 1]
         kept = self._all_accepted + self._tail.worth - price
         if self._before is not None:
-            wrong = 1 - self._all_accepted / self._all_before if self._all_before > 0 else 1.0
-            other = self._tail_after(self._context[:-1], depth - 1, self._before, self._all_before * wrong)
+            wrong = self._all_before - self._all_accepted  # the chance that it is the first refused
+            other = self._tail_after(self._context[:-1], depth - 1, self._before, wrong)
             if other.worth > max(kept, 0.0):
                 self._tail = other
                 return True
@@ -176,10 +179,6 @@ class TwoSource(IndexesText):
                 break  # not even if all that follow were accepted for nothing
             match = self.index.match([*context, *tokens][-MOST_MATCHED:])
         return Tail(tokens[:length], best)
-
-
-def _sigmoid(logit: float) -> float:
-    return 1 / (1 + math.exp(-max(min(logit, 50.0), -50.0)))
 
 
 @register_fitted(TWO_SOURCE, SIGNALS)

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import LEAST_PROBABILITY, Policy, PolicyBase, Signal, Step, seconds_by_length
+from draftgauge.policies.base import LEAST_PROBABILITY, Policy, PolicyBase, Signal, Step, seconds_by_length, sigmoid
 from draftgauge.policies.checks import check_tokens
 from draftgauge.policies.registry import register_policy
 from draftgauge.traces.costs import CostCurve
 
 _RIDGE = 1e-3
 _LEAST_OBSERVATIONS = 50  # of a depth in a round; with fewer its coefficients stay
-_LEAST_DETERMINANT = 1e-12
-_LARGEST_EXPONENT = 700.0
 
 
 @dataclass
@@ -33,8 +31,7 @@ class Depth:
     level: float = 0.0
 
     def chance(self, margin: float) -> float:
-        # A Newton step from where hardly any doubt is left may go very far.
-        return 1.0 / (1.0 + math.exp(min(-(self.weight * margin + self.bias), _LARGEST_EXPONENT)))
+        return sigmoid(self.weight * margin + self.bias)
 
     def add(self, margin: float, accepted: bool) -> None:
         chance = self.chance(margin)
@@ -48,10 +45,10 @@ class Depth:
 
     def refit(self) -> Depth:
         """One Newton step, then fresh sums; no step if too little was seen or the weight would become negative."""
-        squares, ones = self.squares + _RIDGE, self.ones + _RIDGE
-        determinant = squares * ones - self.cross * self.cross
-        if self.count < _LEAST_OBSERVATIONS or abs(determinant) <= _LEAST_DETERMINANT:
+        if self.count < _LEAST_OBSERVATIONS:
             return Depth(self.weight, self.bias)
+        squares, ones = self.squares + _RIDGE, self.ones + _RIDGE
+        determinant = squares * ones - self.cross * self.cross  # at least the square of the ridge
         weight = self.weight + (ones * self.slope - self.cross * self.level) / determinant
         bias = self.bias + (squares * self.level - self.cross * self.slope) / determinant
         return Depth(weight, bias) if weight >= 0 else Depth(self.weight, self.bias)

@@ -53,7 +53,7 @@ BATCH_COLUMNS: Columns = {
 POLICY_COLUMNS: Columns = {
     "policy": ("policy", str),
     "ratio_to_plain": ("modelled", ratio),
-    "live_ratio": ("live", ratio),
+    "live_ratio_to_plain": ("live", ratio),
     "interval": ("95% interval", str),
     **named(decimals(3), "tokens_per_step"),
     "tokens_per_second": ("modelled tokens/s", speed),
@@ -98,7 +98,7 @@ def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str
         "heat": [(name, heat_map(run, lengths)) for name, run in told if len(run.trace.prompts) >= MIN_PROMPTS],
         "tables": [(name, [policy_table(run, task, lengths) for task in run.tasks]) for name, run in told],
         "meanings": [(_title(policy), text) for policy in judged if (text := describe(policy))],
-        "has_live": any("live_ratio" in row for run in runs for row in run.rows.values()),
+        "has_live": any("live_ratio_to_plain" in row for run in runs for row in run.rows.values()),
         "facts": (*report_facts(), *shared),
         "own_facts": [
             (run.name, own)
@@ -154,7 +154,7 @@ def _flags(run: Run) -> list[tuple[str, str]]:
 def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
     rows = [
         row
-        | {"interval": ends(row, "live_", decimals(2)), "gain_interval": ends(row, "gain_", signed)}
+        | {"interval": ends(row, "live_ratio_to_plain_", decimals(2)), "gain_interval": ends(row, "gain_", signed)}
         | {"policy": _title(row["policy"])}
         for row in policy_rows(run, task, lengths)
     ]
@@ -170,11 +170,8 @@ def heat_map(run: Run, lengths: Sequence[int]) -> list[tuple[str, list[Row]]]:
 
 def _choices_chart(run: Run, lengths: Sequence[int]) -> Markup:
     """Speed over plain decoding of the policies, as the verdict knows it, from the fastest to the slowest."""
-    modelled, live = (
-        ("ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high"),
-        ("live_ratio", "live_low", "live_high"),
-    )
-    keys = live if run.verdict.live else modelled
+    key = "live_ratio_to_plain" if run.verdict.live else "ratio_to_plain"
+    keys = (key, f"{key}_low", f"{key}_high")
     rows = [row for row in policy_rows(run, ALL_TASKS, lengths) if keys[0] in row and row["policy"] not in BOUNDS]
     shown = sorted(rows, key=lambda row: -row[keys[0]])
     at, low, high = ([float(row.get(key, np.nan)) for row in shown] for key in keys)
@@ -193,7 +190,9 @@ def _acceptance_chart(run: Run) -> Markup:
     lines = []
     for task in run.tasks[1:] or [ALL_TASKS]:
         own = [row for row in rows if row["task"] == task]
-        columns = ((100 * np.array([row[key] for row in own], float)).tolist() for key in ("rate", "low", "high"))
+        columns = (
+            (100 * np.array([row[key] for row in own], float)).tolist() for key in ("alpha", "alpha_low", "alpha_high")
+        )
         lines.append(Line(task, [int(row["depth"] or 0) for row in own], *columns))
     return line_chart(f"acceptance-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
 
@@ -204,10 +203,13 @@ def speed_chart(run: Run, task: str) -> Markup:
     """
     fixed = run.fixed(task)
     lines = [Line("fixed length", range(len(fixed)), [row["ratio_to_plain"] for row in fixed], style=MODELLED)]
-    live = [(gamma, row) for gamma, row in enumerate(fixed) if "live_ratio" in row]
+    live = [(gamma, row) for gamma, row in enumerate(fixed) if "live_ratio_to_plain" in row]
     if live:
-        y = [row["live_ratio"] for _, row in live]
-        low, high = ([float(row.get(f"live_{end}") or row["live_ratio"]) for _, row in live] for end in ("low", "high"))
+        y = [row["live_ratio_to_plain"] for _, row in live]
+        low, high = (
+            [float(row.get(f"live_ratio_to_plain_{end}") or at) for (_, row), at in zip(live, y, strict=True)]
+            for end in ("low", "high")
+        )
         lines.append(Line("live", [gamma for gamma, _ in live], y, low, high, style=LIVE, joined=False))
     columns = ("drafted_per_step", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high")
     for (of, policy), row in run.rows.items():

@@ -42,10 +42,10 @@ def acceptance(trace: Trace | str | Path, axes: Any = None) -> Any:
     A run's folder may stand for its trace, here and in the others.
     """
     axes = axes or pyplot.subplots()[1]
-    rows = [row for row in acceptance_by_depth(_trace_of(trace)) if row["rate"] is not None]
+    rows = [row for row in acceptance_by_depth(_trace_of(trace)) if row["alpha"] is not None]
     for task in dict.fromkeys(row["task"] for row in rows):
         own = [row for row in rows if row["task"] == task]
-        axes.plot([row["depth"] for row in own], [row["rate"] for row in own], marker="o", label=task)
+        axes.plot([row["depth"] for row in own], [row["alpha"] for row in own], marker="o", label=task)
     axes.set_xlabel("depth of the drafted token")
     axes.set_ylabel("conditional acceptance rate")
     axes.legend()

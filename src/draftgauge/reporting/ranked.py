@@ -12,11 +12,11 @@ from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import Columns, decimals, ends, table_of
 from draftgauge.reporting.style import percent, ratio, signed
 
-NEEDED = ("rank", "task", "context", "setting", "prompts", "tokens_per_second", "ratio_to_plain", "gain", "level")
+NEEDED = ("rank", "task", "context", "policy", "prompts", "tokens_per_second", "ratio_to_plain", "gain", "level")
 COLUMNS: Columns = {
     "of": ("prompts", str),
     "drafter": ("drafter", str),
-    "setting": ("best setting", str),
+    "policy": ("best setting", str),
     "tokens_per_second": ("modelled tokens/s", speed),
     "interval": ("95% interval", str),
     "ratio_to_plain": ("over plain", ratio),

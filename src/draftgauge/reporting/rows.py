@@ -47,8 +47,8 @@ class Run:
     Attributes:
         trace: the prompts judged on; ``split`` says which.
         rows: by task and policy, as :func:`~draftgauge.judging.evaluate.evaluate` has them, with
-            ``live_tokens_per_second``, ``live_ratio``, ``live_low``, ``live_high`` and ``mismatches`` of what was
-            measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
+            ``live_tokens_per_second``, ``live_ratio_to_plain`` with ``_low`` and ``_high``, and ``mismatches`` of what
+            was measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
             ``gamma_max`` is among them; 0 goes by the name "no-draft".
         verdict: the recommendation, of what was measured live where that is known, else by replay; ``other`` is the
             other one, where there are two.
@@ -153,7 +153,7 @@ def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
     fixed = sorted(
         (gamma, policy)
         for policy, gamma in lengths_of.items()
-        if gamma is not None and (gamma in wanted or "live_ratio" in own[policy])
+        if gamma is not None and (gamma in wanted or "live_ratio_to_plain" in own[policy])
     )
     others = [policy for policy in names if lengths_of[policy] is None]
     ordered = [PLAIN, *(policy for _, policy in fixed), *others, *(bound for bound in BOUNDS if bound in own)]
@@ -170,9 +170,9 @@ def live_row(row: Mapping[str, Any]) -> Row:
     names = {
         "tokens_per_step": "tokens_per_step",
         "live_tokens_per_second": "tokens_per_second",
-        "live_ratio": "ratio_to_plain",
-        "live_low": "ratio_to_plain_low",
-        "live_high": "ratio_to_plain_high",
+        "live_ratio_to_plain": "ratio_to_plain",
+        "live_ratio_to_plain_low": "ratio_to_plain_low",
+        "live_ratio_to_plain_high": "ratio_to_plain_high",
         "mismatches": "mismatches",
     }
     figures = {key: row.get(name) for key, name in names.items()}

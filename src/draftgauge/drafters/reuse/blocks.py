@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -114,14 +114,13 @@ class Block(nn.Module):
         self.normalises_residual = traits.reads_hidden and config.norm_before_residual
         self.token_norm = nn.RMSNorm(hidden, eps) if reads_token else None
         self.state_norm = nn.RMSNorm(hidden, eps) if reads_state else None
-        self.self_attention = self.chain_attention = self.injection = self.join = None
+        self.self_attention = self.chain_attention = self.join = None
         shape = config.head_dim, reads_token, reads_state
         if traits.self_attends:
             self.self_attention = Attention(hidden, config.query_heads, config.kv_heads, *shape)
         if traits.chain_attends:
             self.chain_attention = Attention(hidden, config.chain_query_heads, config.chain_kv_heads, *shape)
-        if traits.reads_kv:
-            self.injection = Injection(config)
+        self.injection: Any = Injection(config) if traits.reads_kv else None
         if traits.gated:
             self.join = GatedDelta(hidden)
         self.mlp_norm = nn.RMSNorm(hidden, eps)

@@ -63,8 +63,8 @@ class ReuseNet(nn.Module):
             raise ModelError(
                 f"this configuration has a draft vocabulary of {config.draft_vocabulary} tokens: say which they are"
             )
-        for name, ids in (("d2t", to_target), ("t2d", to_draft)):
-            self.register_buffer(name, None if ids is None else ids.to(embedding.device), persistent=False)
+        for name, table in (("d2t", to_target), ("t2d", to_draft)):
+            self.register_buffer(name, None if table is None else table.to(embedding.device), persistent=False)
         hidden = config.hidden_size
         taps = len(config.hidden_layers)  # 0 in designs that read none
         self.tap_norms = nn.ModuleList(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,18 @@ class Comparison(NamedTuple):
     p_value: float
 
 
-def columns(name: str, found: Interval | Comparison) -> dict[str, float]:
+class Estimated(Protocol):
+    """What has an interval."""
+
+    @property
+    def estimate(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+def columns(name: str, found: Estimated) -> dict[str, float]:
     """A figure and the ends of its interval as columns of a flat row: ``NAME``, ``NAME_low``, ``NAME_high``."""
     return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
 

@@ -110,10 +110,10 @@ def alpha_intervals(counts: Counts, resamples: int = RESAMPLES) -> list[Interval
 
 
 def depth_rows(forced: Counts, agreed: Counts, survived: Counts) -> Iterator[dict[str, Any]]:
-    """A row a depth, from 0: ``alpha`` with ``low, high``, ``agreement`` and ``survival`` with intervals of theirs."""
+    """A row a depth, from 1: ``alpha``, ``agreement`` and ``survival``, each with ``_low`` and ``_high``."""
     intervals = map(alpha_intervals, (forced, agreed, survived))
-    for depth, (alpha, agreement, survival) in enumerate(zip(*intervals, strict=True)):
-        row = {"depth": depth, "alpha": alpha.estimate, "low": alpha.low, "high": alpha.high}
+    for depth, (alpha, agreement, survival) in enumerate(zip(*intervals, strict=True), start=1):
+        row = {"depth": depth} | columns("alpha", alpha)
         yield row | columns("agreement", agreement) | columns("survival", survival)
 
 

@@ -6,10 +6,12 @@ then comes from the attention mask, which transformers builds for the whole leng
 
 from __future__ import annotations
 
+import copy
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, ClassVar, NoReturn
 from weakref import WeakSet
 
 import torch
@@ -24,10 +26,12 @@ from draftgauge.models.hidden import watching
 from draftgauge.models.spec import check_context, check_starts, model_spec
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
-# Layers that keep all keys, or nothing at all: transformers has a class of its own for the latter since 5.20.
-_ROLLED_BACK = tuple(
-    getattr(cache_utils, name) for name in ("DynamicLayer", "DummyLayer") if hasattr(cache_utils, name)
-)
+# Layers that keep all keys, with an indexer's where they are chosen from, nothing at all, or states; by the release.
+_KNOWN = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer")
+_WITH_STATES = ("LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
+_ROLLED_BACK = tuple(getattr(cache_utils, name) for name in (*_KNOWN, *_WITH_STATES) if hasattr(cache_utils, name))
+STATES = ("conv_states", "recurrent_states", "has_previous_state")  # of a cache layer, each by the state's index
+_HYBRID_WINDOW = "LinearAttentionAndSlidingWindowAttentionLayer"
 
 PROBED = 8  # tokens of either part of the text that shows whether a model decodes with its cache
 _CHECKED: WeakSet[PreTrainedModel] = WeakSet()
@@ -37,6 +41,8 @@ MOST_APART = 0.3  # of the norm of its logits; bfloat16 and experts that change 
 class ModulesModel:
     """:class:`~draftgauge.models.base.CachedModel` of any causal language model of transformers."""
 
+    gives_positions: ClassVar[bool] = False
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.module = model.eval()
         together = ModelSpec.branches if takes_branch_masks(model) else 1  # else each has a copy of the cache
@@ -44,9 +50,8 @@ class ModulesModel:
         self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._cache = rollback_cache(model)
         self._length = 0
-        self._last_only = (
-            {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-        )
+        self._taken = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in self._taken else {}
         if model not in _CHECKED:
             self._check_cache()
             _CHECKED.add(model)
@@ -62,15 +67,25 @@ class ModulesModel:
     @torch.inference_mode()
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         check_context(self.spec, self._length + len(tokens))
-        keep = self._last_only if last_only else {}
         watched: AbstractContextManager[None] = nullcontext()
         if self.hidden is not None:
             note = self.hidden.keep(self._length, self._length + len(tokens))
             watched = watching(self.module, self.hidden.layers, lambda layer, states: note(layer, states[0]))
-        with attention_kernels(self.spec.device), watched:
-            cache = cache_argument(self.module, self._cache)
-            output = self.module(input_ids=tokens[None], use_cache=True, **cache, **keep)
+        with watched:
+            logits = self.run(tokens, self._cache, self._length, last_only)
         self._length += len(tokens)
+        return logits
+
+    @torch.inference_mode()
+    def run(self, tokens: Tensor, cache: DynamicCache, begin: int, last_only: bool = False) -> Tensor:
+        """A pass over tokens ``[k]`` behind the first ``begin`` ones, which this cache holds; logits as of
+        :meth:`forward`.
+        """
+        options: dict[str, Any] = cache_argument(self.module, cache) | (self._last_only if last_only else {})
+        if self.gives_positions and "position_ids" in self._taken:
+            options["position_ids"] = torch.arange(begin, begin + len(tokens), device=tokens.device)[None]
+        with attention_kernels(self.spec.device):
+            output = self.module(input_ids=tokens[None], use_cache=True, **options)
         logits: Tensor = output.logits[0, -1:] if last_only else output.logits[0]
         return logits.to(self.spec.device, torch.float32)
 
@@ -82,24 +97,37 @@ class ModulesModel:
         """
         if getattr(self.module.config.get_text_config(), "prefix_lm", False):
             self._refuse("its prompt's tokens see those behind them")
-        count = 2 * min(PROBED, self.spec.context // 2)
-        tokens = torch.linspace(self.spec.vocabulary // 4, self.spec.vocabulary // 2, count, device=self.spec.device)
-        first, second = tokens.long().chunk(2)
-        try:
-            whole = self.forward(tokens.long())
-            lengths = [layer.get_seq_length() for layer in self._cache.layers if hasattr(layer, "get_seq_length")]
-            cached = max(lengths, default=0)
+        first, second = self._probe()
+        with self._refusing_errors():
+            whole = self.forward(torch.cat((first, second)))
+            cached, count = self._cached(), len(whole)
             self.reset()
             parts = torch.cat((self.forward(first), self.forward(second)))
             self.reset()
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            self._refuse(f"it ends in {type(error).__name__}: {' '.join(str(error).split())[:200]}", error)
         if cached != count:
             self._refuse(f"it has cached {cached} of {count} tokens")
         if (whole - parts).norm() > MOST_APART * whole.norm():
             self._refuse("its logits are others when a text comes in parts; do its tokens see those behind them?")
+
+    def _probe(self) -> tuple[Tensor, Tensor]:
+        count = 2 * min(PROBED, self.spec.context // 2)
+        tokens = torch.linspace(self.spec.vocabulary // 4, self.spec.vocabulary // 2, count, device=self.spec.device)
+        first, second = tokens.long().chunk(2)
+        return first, second
+
+    def _cached(self) -> int:
+        return max(
+            (layer.get_seq_length() for layer in self._cache.layers if hasattr(layer, "get_seq_length")), default=0
+        )
+
+    @contextmanager
+    def _refusing_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self._refuse(f"it ends in {type(error).__name__}: {' '.join(str(error).split())[:200]}", error)
 
     def _refuse(self, reason: str, cause: Exception | None = None) -> NoReturn:
         raise ModelError(
@@ -123,8 +151,10 @@ class ModulesModel:
 
     def branches(self, starts: Tensor) -> BranchSession:
         check_starts(int(starts.min()), int(starts.max()), self._length)
-        session = MaskedBranches if takes_branch_masks(self.module) else SequentialBranches
-        return session(self.module, self.spec, self._cache, starts)
+        if takes_branch_masks(self.module):
+            return MaskedBranches(self.module, self.spec, self._cache, starts)
+        caches = [shared_prefix(self._cache, start) for start in starts.tolist()]
+        return SequentialBranches(self.run, self.spec, caches, starts)
 
 
 def rollback_cache(model: PreTrainedModel) -> DynamicCache:
@@ -133,12 +163,19 @@ def rollback_cache(model: PreTrainedModel) -> DynamicCache:
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicSlidingWindowLayer:  # a subclass may keep more than keys
             cache.layers[index] = DynamicLayer()
+        elif type(layer).__name__ == _HYBRID_WINDOW:
+            cache.layers[index] = cache_utils.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
         elif type(layer) not in _ROLLED_BACK:
             raise ModelError(
                 f"{model.config.model_type} keeps a state that cannot be rolled back ({type(layer).__name__} in layer "
-                f"{index}): speculative decoding needs plain attention layers"
+                f"{index}, which is unknown here): choose another model"
             )
     return cache
+
+
+def holds_states(layer: object) -> bool:
+    """Whether a cache layer holds recurrent or convolution states."""
+    return isinstance(layer, tuple(getattr(cache_utils, name) for name in _WITH_STATES if hasattr(cache_utils, name)))
 
 
 def takes_branch_masks(model: PreTrainedModel) -> bool:
@@ -180,11 +217,12 @@ class MaskedBranches:
         own = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
         self._visible = torch.cat((self._visible, own), 1)
         self._key_positions = torch.cat((self._key_positions, self._positions))
-        masks: Tensor | dict[str, Tensor] = self._additive(self._visible)  # one for each kind of attention
+        full = self._additive(self._visible)
+        masks: Tensor | dict[str, Tensor] = full  # one for each kind of attention
         if self._window is not None and self._kinds != {"full_attention"}:
             distance = self._positions[:, None] - self._key_positions  # [N, keys]
             sliding = self._additive(self._visible & (distance < self._window))
-            masks = {"full_attention": masks, "sliding_attention": sliding} if self._kinds else sliding
+            masks = {"full_attention": full, "sliding_attention": sliding} if self._kinds else sliding
         with attention_kernels(self._spec.device):
             output = self._model(
                 input_ids=tokens[None],
@@ -210,33 +248,48 @@ class MaskedBranches:
 class SequentialBranches:
     """One branch after the other, each on its own continuation of the cache: slow, and right for every architecture."""
 
-    def __init__(self, model: PreTrainedModel, spec: ModelSpec, cache: DynamicCache, starts: Tensor) -> None:
-        self._model = model
-        self._spec = spec
-        self._caches = [shared_prefix(cache, start) for start in starts.tolist()]
+    def __init__(
+        self,
+        run: Callable[[Tensor, DynamicCache, int], Tensor],
+        spec: ModelSpec,
+        caches: list[DynamicCache],
+        starts: Tensor,
+    ) -> None:
+        """Branches that each have a cache of their first ``starts`` tokens; ``run`` is the model's."""
+        self._run, self._spec = run, spec
+        self._branches = list(zip(caches, starts.tolist(), strict=True))
 
-    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        check_context(self._spec, max(cache.get_seq_length() for cache in self._caches) + 1)
-        with attention_kernels(self._spec.device):
-            outputs = [
-                self._model(input_ids=token[None, None], use_cache=True, **cache_argument(self._model, cache))
-                for token, cache in zip(tokens, self._caches, strict=True)
-            ]
-        return torch.stack([output.logits[0, -1] for output in outputs]).float()
+        check_context(self._spec, max(length for _, length in self._branches) + 1)
+        branches = zip(tokens, self._branches, strict=True)
+        logits = [self._run(token[None], cache, length) for token, (cache, length) in branches]
+        self._branches = [(cache, length + 1) for cache, length in self._branches]
+        return torch.cat(logits)
 
     def keep(self, rows: Tensor) -> None:
-        self._caches = [self._caches[row] for row in rows.tolist()]
+        self._branches = [self._branches[row] for row in rows.tolist()]
 
 
 def shared_prefix(cache: DynamicCache, length: int) -> DynamicCache:
-    """A cache of the first ``length`` tokens that reads the given one's memory: what is appended goes to new memory."""
-    copy = DynamicCache()
-    copy.layer_class_to_replicate = None
+    """A cache of the first ``length`` tokens that reads the given one's memory: what is appended goes to new memory.
+
+    States are left out.
+    """
+    prefix = DynamicCache()
+    prefix.layer_class_to_replicate = None
+    prefix.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in prefix.layers:
+        for name, held in vars(layer).items():
+            if isinstance(held, dict):
+                setattr(layer, name, dict.fromkeys(held) if name in STATES else dict(held))
+    cached = max((layer.get_seq_length() for layer in cache.layers if isinstance(layer, DynamicLayer)), default=0)
+    crop(prefix, cached - length)
+    return prefix
+
+
+def crop(cache: DynamicCache, dropped: int) -> None:
+    """Drop the last tokens of what is kept by token; states stay as they are."""
     for layer in cache.layers:
-        view = type(layer)()
-        if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            view.lazy_initialization(layer.keys, layer.values)
-            view.keys, view.values = layer.keys[..., :length, :], layer.values[..., :length, :]
-        copy.layers.append(view)
-    return copy
+        if isinstance(layer, DynamicLayer):
+            own = DynamicLayer if hasattr(layer, STATES[0]) else type(layer)
+            own.crop(layer, -dropped)

@@ -33,7 +33,9 @@ DESIGN_STYLES = {
 }
 DRAFTER = {"drafter": ("drafter", str), "capacity": ("matched by", str)}
 PARAMETERS = DRAFTER | named(decimals(0), "parameters", "intermediate_size")
-SPEED = named(decimals(2), "draft_ms") | named(decimals(1), "tokens_per_second") | {"ratio": ("to plain", ratio)}
+SPEED = (
+    named(decimals(2), "draft_ms") | named(decimals(1), "tokens_per_second") | {"ratio_to_plain": ("to plain", ratio)}
+)
 CONTROLS = (
     DRAFTER
     | named(str, "depth", "control")
@@ -153,7 +155,7 @@ def evidence(row: Row) -> str:
     reason = row.get("reason") or ""
     if row.get("p_value") is None or not math.isfinite(row["p_value"]):
         return reason
-    difference = f"difference {fixed(row['difference'], 3)} ({ends(row, '', decimals(3))})"
+    difference = f"difference {fixed(row['difference'], 3)} ({ends(row, 'difference_', decimals(3))})"
     figures = f"{difference}, corrected p {p_text(row['p_value'])}, seeds alone {p_text(row['p_seeds'])}"
     return f"{reason}; {figures}" if reason else figures
 
@@ -181,7 +183,7 @@ def comparisons(drafters: Sequence[Drafter]) -> list[Chart]:
             continue
         styles = _styles(lines)
         for name, *keys, ylabel in (
-            ("accepted", "alpha", "low", "high", "accepted, given all before, %"),
+            ("accepted", "alpha", "alpha_low", "alpha_high", "accepted, given all before, %"),
             ("agreement", "agreement", "agreement_low", "agreement_high", "agreement, all positions, %"),
         ):
             drawn = [
@@ -212,8 +214,8 @@ def learning_charts(rows: Sequence[Row]) -> list[Chart]:
 
 def results_table(drafters: Sequence[Drafter]) -> Table:
     """The paper's step-wise table, with intervals."""
-    last = max(len(one.depths) for one in drafters) - 1
-    shown = [depth for depth in (0, 3, 6) if depth <= last]
+    last = max(len(one.depths) for one in drafters)
+    shown = [depth for depth in (1, 4, 7) if depth <= last]
     measures = {
         "retention": "retention",
         "mat": "MAT, all positions",
@@ -245,7 +247,7 @@ def limit_charts(drafters: Sequence[Drafter]) -> list[Chart]:
     for one, style in zip(drafters, _styles(drafters), strict=True):
         errors, gate = one.query_error(), one.gate()
         if errors:
-            queries.append(Line(one.label, range(len(errors)), errors, style=style))
+            queries.append(Line(one.label, range(1, 1 + len(errors)), errors, style=style))
         if gate:
             steps, openness = [row["step"] for row in gate], [row["gate_mean"] for row in gate]
             gates.append(Line(one.label, steps, openness, style=style))
@@ -265,7 +267,12 @@ def _rows_table(drafters: Sequence[Drafter], rows_of: Callable[[Drafter], Sequen
     """Some rows of every drafter, a line each; what the tuning chose is bold."""
     return table_of(
         [
-            {**row, **one.head, "interval": ends(row, "", decimals(3)), "kind": "best" if row.get("chosen") else ""}
+            {
+                **row,
+                **one.head,
+                "interval": ends(row, "difference_", decimals(3)),
+                "kind": "best" if row.get("chosen") else "",
+            }
             for one in drafters
             for row in rows_of(one)
         ],

@@ -73,8 +73,8 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     - a run: ``design, seed, layers, injection, init, capacity, mat, retention, parameters, intermediate_size`` with
       intervals over prompts, the live measure, draft trees and latency; ``mat_by_prompt``, what the paired differences
       compare, is as many numbers in one text as there are prompts, whose mean is MAT over all positions;
-    - by depth: ``design, layers, injection, init, capacity, depth, alpha, low, high`` over prompts and seeds, ``depth``
-      from 0; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
+    - by depth: ``design, layers, injection, init, capacity, depth, alpha`` over prompts and seeds, ``depth``
+      from 1; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
       ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
     - other measures, likewise pooled: ``measure``, of all or of a ``task``, ``estimate, low, high``;
     - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
@@ -83,7 +83,7 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
       to the ``hidden`` drafter of these;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - of a study with two recipes, every run as ``recipe`` (or its head)``, design, seed, tokens_seen,
-      tokens_per_step_live, agreement`` (over all depths)``, seconds_draft`` (of a whole draft)``, speedup``;
+      tokens_per_step_live, agreement`` (over all depths)``, seconds_draft`` (of a whole draft)``, ratio_to_plain``;
     - of a study that keeps learning curves, see :mod:`draftgauge.studies.kvshot.curve`, a row for every checkpoint, and
       both recipes after equal seconds of training; and :func:`~draftgauge.studies.kvshot.curve.gradient_rows`;
     - predictions: see :func:`~draftgauge.studies.kvshot.verdicts.verdict_rows`.
@@ -134,7 +134,12 @@ def _run_row(result: CellResult) -> Row:
         row |= columns("live_mat", interval(result.live, mean_accepted))
         row["live_mismatched_prompts"] = found["mismatched"]
     row |= {f"train_{key}": value for key, value in result.training.items()}
-    return row | dict(found["latency"] or {})
+    return row | _latency(found)
+
+
+def _latency(found: Mapping[str, Any]) -> Row:
+    """Cells of earlier versions hold ``ratio``."""
+    return {"ratio_to_plain" if key == "ratio" else key: value for key, value in (found["latency"] or {}).items()}
 
 
 def _recipe(result: CellResult) -> str:
@@ -144,7 +149,7 @@ def _recipe(result: CellResult) -> str:
 
 
 def _recipe_row(result: CellResult) -> Row:
-    request, latency = result.cell.request, result.evaluation["latency"] or {}
+    request, latency = result.cell.request, _latency(result.evaluation)
     draft = latency["draft_ms"] * latency["gamma"] / 1e3 if latency else None
     return {
         "recipe": _recipe(result),
@@ -154,7 +159,7 @@ def _recipe_row(result: CellResult) -> Row:
         "tokens_per_step_live": interval(result.live, mean_accepted).estimate,
         "agreement": float(result.agreed.accepted.sum() / result.agreed.reached.sum()),
         "seconds_draft": draft,
-        "speedup": latency.get("ratio"),
+        "ratio_to_plain": latency.get("ratio_to_plain"),
     }
 
 
@@ -203,7 +208,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         labels = {key: row[key] for key in ("design", "layers", "init", "capacity")}
         name = Variant(**labels, injection=row["injection"] or "", remedy=row.get("remedy") or "").name
         line = lines.setdefault(name, {"drafter": name})
-        if "alpha" in row and row["depth"] in (0, 3, 6):
+        if "alpha" in row and row["depth"] in (1, 4, 7):
             line |= {f"alpha_{row['depth']}": row["alpha"], f"agreement_{row['depth']}": row["agreement"]}
         if "measure" in row and "task" not in row:
             line |= columns(row["measure"], Interval(row["estimate"], row["low"], row["high"]))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.statistics.crossed import Counts, Floats
 from draftgauge.judging.statistics.effects import EffectTest, crossed_effects
 from draftgauge.judging.statistics.paired import holm
@@ -75,7 +76,7 @@ class Prediction:
 
 
 P1 = Prediction(
-    "P1", "KV reuse wins at depth: kv minus hidden at depths 4 to 6, agreement", mean_agreement(4, 6), KV, HIDDEN, 7
+    "P1", "KV reuse wins at depth: kv minus hidden at depths 5 to 7, agreement", mean_agreement(4, 6), KV, HIDDEN, 7
 )
 P2 = Prediction(
     "P2",
@@ -85,7 +86,7 @@ P2 = Prediction(
     at_equal_width(KV),
 )
 P3 = Prediction(
-    "P3", "hidden states win at first: hidden minus kv at depth 0, agreement", mean_agreement(0, 0), HIDDEN, KV
+    "P3", "hidden states win at first: hidden minus kv at depth 1, agreement", mean_agreement(0, 0), HIDDEN, KV
 )
 BY_ITSELF = "and for its own sake: kv with 4 layers minus 1, at equal parameters, MAT"
 PREDICTIONS = (P1, P2, replace(P2, name=EQUAL_P2, statement=BY_ITSELF, better=KV_DEEP, worse=KV), P3)
@@ -103,8 +104,8 @@ WIDE_PREDICTIONS = tuple(
 
 
 def verdict_rows(runs: Runs) -> list[dict[str, Any]]:
-    """Answer every prediction from runs on the same prompts: ``prediction, statement, verdict, difference, low, high,
-    seeds, p_value, p_seeds, uncorrected_p_value, reason``.
+    """Answer every prediction from runs on the same prompts: ``prediction, statement, verdict, difference`` (with
+    ``_low`` and ``_high``)``, seeds, p_value, p_seeds, uncorrected_p_value, reason``.
 
     ``p_value`` is corrected, ``p_seeds`` of the seeds alone is not; ``reason`` says why there is no test, or why it
     decides nothing.
@@ -123,7 +124,8 @@ def verdict_rows(runs: Runs) -> list[dict[str, Any]]:
         if reason is None and p_value < LEVEL:
             verdict = "supported" if test.low > 0 else "contradicted" if test.high < 0 else verdict
         found = test._asdict() | {"p_value": p_value, "uncorrected_p_value": test.p_value}
-        rows.append(row | {"verdict": verdict, "difference": found.pop("estimate")} | found | {"reason": reason})
+        difference = columns("difference", Interval(found.pop("estimate"), found.pop("low"), found.pop("high")))
+        rows.append(row | {"verdict": verdict} | difference | found | {"reason": reason})
     return rows
 
 

@@ -1,0 +1,95 @@
+"""What the files of a pair tell the doctor, and its layers live: the part of it that needs the libraries of models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence
+from draftgauge.api.pair import drafter_of, load_pair_of, target_of
+from draftgauge.api.requests import PairSpec
+from draftgauge.core.compressions import UNCOMPRESSED
+from draftgauge.core.errors import ModelError
+from draftgauge.drafters.formats.building import read_layout, target_ids
+from draftgauge.drafters.formats.files import read_config, read_tensors
+from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
+from draftgauge.drafters.language_model import LanguageModelSource
+from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
+from draftgauge.drafters.source import drafter_kind
+from draftgauge.models.compression import method_of
+from draftgauge.models.device import upload
+from draftgauge.models.engines.gguf_library import is_gguf
+from draftgauge.models.fingerprint import files_of
+from draftgauge.models.loading import load_tokenizer, quantisation_method
+from draftgauge.models.tap_plan import TapPlan
+from draftgauge.models.taps import attach_taps
+from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.trace import Trace
+from draftgauge.training.reuse.prepare import known_fingerprint
+
+COMPARED = 4  # prompts on which other layers are tried
+
+
+def of_recorded(spec: PairSpec, manifest: Manifest) -> Evidence:
+    """What the files say of the pair of a run; nothing is fetched where they are not here."""
+    for entry in filter(None, (manifest.target, manifest.draft)):
+        files_of(entry.source)
+    return of_files(spec, manifest.target.source, *drafter_of(spec))
+
+
+def of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) -> Evidence:
+    """What the files of a pair say of it, before any weights are loaded."""
+    folder, trusted = target_of(spec), spec.loading.trust_remote_code
+    tokenizer = load_tokenizer(spec.loading.tokenizer or folder, trusted)
+    evidence = Evidence(target, kind, tokenizer)
+    if source is None:
+        return evidence
+    if drafter_kind(kind) is LanguageModelSource and not is_gguf(source):
+        theirs = load_tokenizer(source, trusted, role="draft")
+        held = (quantisation_method(folder) or UNCOMPRESSED, quantisation_method(source) or UNCOMPRESSED)
+        return replace(evidence, draft_tokenizer=theirs, compression=UNKNOWN if is_gguf(folder) else held)
+    if kind == CHECKPOINT:
+        config = read_config(source)
+        layout, method = read_layout(config, str(source)), method_of(config, source)
+        error, tensors = "", read_tensors(source, spec.loading.allow_pickle)
+        try:
+            target_ids(source, layout, tensors)
+        except ModelError as wrong:
+            error = str(wrong)
+        named = drafter_kind(kind).trained_for(source) or ""
+        same, like = (Path(named).name.lower() == Path(target).name.lower(), Path(named).name.lower() in target.lower())
+        longest = layout.decoder.rope.get("max_position_embeddings") or UNKNOWN
+        made_for = "" if same else UNKNOWN if like or Path(target).is_dir() else named  # a copy, as -AWQ, or another
+        held = (UNCOMPRESSED, method or UNCOMPRESSED)
+        return replace(evidence, map_error=error, made_for=made_for, longest=longest, compression=held)
+    if is_drafter(source):
+        description = read_description(Path(source))
+        config = description["config"]
+        known, other = known_fingerprint(folder), config.get("target_source") or "another checkpoint"
+        made_for = UNKNOWN if known is None else "" if config["target_fingerprint"] == known else other
+        return replace(evidence, made_for=made_for, compression=(UNCOMPRESSED, trained_compression(description)))
+    return evidence
+
+
+def layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple[int, ...], float]:
+    """How often a checkpoint's first token is right if it reads its own layers, and those that a miscount of one, or
+    another order, would have it read."""
+    pair = load_pair_of(manifest, spec)
+    assert isinstance(pair.draft_source, CheckpointSource)
+    net, target = pair.draft_source.net, pair.target
+    own, layers = net.layout.taps, target.module.config.get_text_config().num_hidden_layers
+    readings = (own, tuple(layer - 1 for layer in own), tuple(layer + 1 for layer in own), own[::-1])
+    rates: dict[tuple[int, ...], float] = {}
+    for reading in readings:
+        if min(reading) < 0 or max(reading) >= layers - 1:
+            continue
+        taps, right = attach_taps(target, TapPlan(reading)), []
+        drafter = CheckpointDrafter(net, target, taps, pair.end_tokens)  # type: ignore[arg-type]
+        for prompt, tokens in list(zip(trace.prompts, trace.outputs, strict=True))[:COMPARED]:
+            text, output = list(prompt.prompt_token), tokens.tolist()
+            target.reset()
+            target.forward(upload([*text, *output], target.spec.device), last_only=True)
+            drafts = drafter.draft_everywhere(text, output, 1, target.spec.vocabulary)
+            right += (drafts.tokens[:, 0] == tokens).tolist()
+        rates[reading] = sum(right) / len(right)
+    return rates
