@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 PARALLEL = --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-notebooks test-real test-gpu test-engines test-speculators test-recipe test-faults test-fast lint types figures docs setup clean
+.PHONY: demo test test-notebooks test-real test-gpu test-engines test-speculators test-recipe test-faults test-families test-fast lint types figures docs setup clean
 
 setup: $(VENV)/.installed
 
@@ -75,6 +75,10 @@ test-recipe: setup
 # Damaged, swapped and killed artefacts, full disks, hostile servers: the campaign of tests/faults whole, some minutes.
 test-faults: setup
 	DRAFTGAUGE_FAULTS=whole $(BIN)/python -m pytest -rs tests/faults
+
+# A tiny model of every type that transformers has, on two cores under 15 minutes; ARGS=--write keeps what is found in docs.
+test-families: setup
+	$(BIN)/python tests/families.py $(ARGS)
 
 test-fast: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

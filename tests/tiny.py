@@ -136,7 +136,7 @@ def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+            parameter += noise * parameter.std().nan_to_num() * torch.randn(parameter.shape, generator=generator)
     return model
 
 

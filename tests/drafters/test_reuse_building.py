@@ -82,11 +82,6 @@ def test_what_cannot_be_configured(options: dict[str, Any], message: str) -> Non
         reuse_config(tiny_model().config, **options)
 
 
-def test_a_family_without_taps() -> None:
-    with pytest.raises(ModelError, match="gpt2"):
-        reuse_config(AutoConfig.for_model("gpt2"), "hidden")
-
-
 def test_seeds() -> None:
     target = tiny_model(num_hidden_layers=4)
     torch.manual_seed(0)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2PreTrainedModel
+from transformers import CLIPConfig, Gemma2PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.models import loading
 from draftgauge.models.engines.gguf import GGUF_ENGINES
 from draftgauge.models.loading import ENGINES, load_model, load_tokenizer
 from draftgauge.models.reference import PARTS, reference_path, resolve_source
@@ -35,6 +36,21 @@ def test_a_folder_loads_with_its_weights(folder: Path, engine: str) -> None:
 
 def test_other_architectures_take_the_modules(tmp_path: Path) -> None:
     assert load_model(save_tiny(tmp_path, "stablelm"), device="cpu").spec.engine == "modules"
+
+
+def test_a_type_that_writes_no_text_is_named(tmp_path: Path) -> None:
+    CLIPConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"of the type clip, for which transformers has no language model.{,120}$"):
+        load_model(tmp_path)
+
+
+def test_an_error_of_our_own_is_not_blamed_on_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(loading, "wrap", fail)
+    with pytest.raises(KeyError, match="a mistake"):
+        load_model(folder)
 
 
 def test_bounded_scores_are_bounded_by_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_keys_come_from_full_attention_layers_unless_told_otherwise() -> None:
         ({}, [-1], "no layer -1"),
         ({}, [1, 1], "each once"),
         ({}, [], "none at all"),
-        ({"family": "gpt2", "attention": "mha", "intermediate_size": None}, None, "family gpt2 have no taps"),
+        ({"family": "deepseek_v3"}, None, "this deepseek_v3 caches a latent"),
         (
             {"family": "llama", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             None,

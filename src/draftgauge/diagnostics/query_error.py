@@ -33,6 +33,7 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.hidden import ScoreRule, catching_heads, score_rule
+from draftgauge.models.rotation import ordered
 from draftgauge.models.taps import Features, batch_features, nowhere
 
 
@@ -107,7 +108,7 @@ class _Comparison:
         for batch in text_batches(self.texts, self.depths, next(self.net.parameters()).device):
             with catching_heads(self.module, self.layers, ["queries"]) as caught:
                 features = batch_features(self.module, batch.tokens, self.net.config.tap_plan, nowhere(batch.tokens))
-            raw = torch.stack([caught[layer, "queries"] for layer in self.layers], 1)
+            raw = ordered(self.module, torch.stack([caught[layer, "queries"] for layer in self.layers], 1))
             tables = window(self.net.tables(raw.shape[3], raw), 0, raw.shape[3])
             yield _Seen(batch, features, rotate(raw, like(tables, raw)).float())
 

@@ -17,11 +17,18 @@ import logging
 import platform
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED
@@ -120,7 +127,20 @@ def weight_bytes(compression: str, dtype: torch.dtype) -> float:
 
 def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+
+
+def auto_class(config: PreTrainedConfig, source: str | Path = "the model") -> Any:
+    """What loads a language model; checkpoints that also see images are loaded whole where they have no other class."""
+    if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return AutoModelForCausalLM  # code of the checkpoint's own
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise ModelError(
+        f"{source} is of the type {config.model_type}, for which transformers has no language model that writes text: "
+        "choose a causal language model, or one that takes images and text"
+    )
 
 
 def check_quantises(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, warn
@@ -18,6 +18,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import (
     COMPRESSIONS,
     activation_dtype,
+    auto_class,
     check_quantises,
     draft_compression,
     label_of,
@@ -94,7 +95,7 @@ def load_model(
     ):
         if quantisation is not None:
             check_quantises(config, label, chosen, trust_remote_code)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class(config, source).from_pretrained(
             str(path),
             config=config,
             dtype=dtype,
@@ -114,7 +115,9 @@ def load_model(
             )
         if method is not None:
             _check_stayed_quantised(model, method, source)
-        return wrap(model if stays or device_map else model.to(chosen), engine)
+        model = model if stays or device_map else model.to(chosen)
+    with clear_memory_errors(f"{source} at compression {label}", chosen):
+        return wrap(model, engine)
 
 
 def _check_stayed_quantised(model: PreTrainedModel, method: str, source: str | Path) -> None:

@@ -25,7 +25,7 @@ def model_spec(model: PreTrainedModel, engine: str) -> ModelSpec:
     """Describe a loaded model; its dtype is that of the embeddings, as quantised weights do not say it."""
     config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
-    context, reason = _context(config)
+    context, reason = context_of(config)
     return ModelSpec(
         vocabulary=config.vocab_size,
         context=context,
@@ -38,13 +38,14 @@ def model_spec(model: PreTrainedModel, engine: str) -> ModelSpec:
     )
 
 
-def _context(config: PreTrainedConfig) -> tuple[int, str]:
+def context_of(config: PreTrainedConfig) -> tuple[int, str]:
     """The longest sequence, and why it is not the one that the configuration names.
 
     Past a length, longrope rotates keys by other frequencies than it rotated those that are cached. What a pass
     computes would then depend on how many tokens it takes in: no output could be compared with another.
     """
     named = getattr(config, "max_position_embeddings", None) or UNLIMITED
+    named = named if named > 0 else UNLIMITED  # xlnet says -1
     for rope in rope_kinds(config):
         if rope["rope_type"] == "longrope":
             first = rope.get("original_max_position_embeddings")
@@ -55,19 +56,41 @@ def _context(config: PreTrainedConfig) -> tuple[int, str]:
     return named, ""
 
 
-def head_dim(config: PreTrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+def layer_config(config: PreTrainedConfig, layer: int) -> PreTrainedConfig:
+    """The configuration of one decoder layer, where the layers differ in more than their kind (Gemma 4)."""
+    return config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
+
+
+def head_dim(config: PreTrainedConfig, layer: int = -1) -> int:
+    own = layer_config(config, layer % config.num_hidden_layers)
+    return int(getattr(own, "head_dim", None) or own.hidden_size // (getattr(own, "num_attention_heads", None) or 1))
+
+
+def key_heads(config: PreTrainedConfig, layer: int = -1) -> int:
+    own = layer_config(config, layer % config.num_hidden_layers)
+    return int(getattr(own, "num_key_value_heads", None) or getattr(own, "num_attention_heads", None) or 1)
 
 
 def cached_numbers(config: PreTrainedConfig) -> int:
-    """How many numbers the keys and values of one token are, over all layers."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * head_dim(config))
+    """How many numbers the keys and values of one token are, over all layers; MLA caches a latent and a rotary key."""
+    if latent := getattr(config, "kv_lora_rank", None):
+        return int(config.num_hidden_layers * (latent + config.qk_rope_head_dim))
+    return sum(2 * key_heads(config, layer) * head_dim(config, layer) for layer in range(config.num_hidden_layers))
 
 
 def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or {}
     return [kind for kind in (rope, *rope.values()) if isinstance(kind, dict) and "rope_type" in kind]
+
+
+def rope_kind(config: PreTrainedConfig) -> str:
+    """What the rotary embedding of full attention is called, in families with one for each kind of layer; else ""."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        ""
+        if "rope_type" in rope or not rope_kinds(config)
+        else next(kind for kind in ("full_attention", *rope) if kind in rope)
+    )
 
 
 def check_context(spec: ModelSpec, length: int) -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.engines.lean_families import FAMILIES, LENGTH_DEPENDENT_ROPE
+from draftgauge.models.engines.lean_families import LENGTH_DEPENDENT_ROPE
 from draftgauge.models.spec import rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
+
+FULL_ATTENTION = ("full_attention", "attention", "hybrid")  # kinds of layers by transformers' names
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def tap_plan(
         layers: which decoder layers, counted from 0, or one of :data:`TAP_RULES`; "eagle3" if None.
     """
     config = config.get_text_config()  # of a model that sees images too, the part that decodes
-    check_family(config)
+    if kv:
+        _check_keys(config)
     rule: Sequence[int] | TapRule = "eagle3" if layers is None else layers
     if isinstance(rule, str) and rule not in TAP_RULES:
         raise ModelError(f"unknown taps {rule!r}: name layers, or one of {', '.join(TAP_RULES)}")
@@ -64,21 +67,24 @@ def tap_plan(
             if full:
                 advice = f"tap layers with full attention, {', '.join(map(str, full))}"
             raise ModelError(
-                f"layer {layer} of this {config.model_type} attends within a window of {config.sliding_window} tokens, "
-                f"so its keys and values are not made for the whole text: {advice}"
+                f"layer {layer} of this {config.model_type} {_without_keys(config, layer)}, so it has no keys and "
+                f"values of its own for the whole text: {advice}"
             )
     return TapPlan(chosen if hidden else (), kv_layers)
 
 
-def check_family(config: PreTrainedConfig) -> None:
-    """Refuse a target of a family that cannot be tapped."""
-    config = config.get_text_config()
-    if config.model_type not in FAMILIES:
+def _check_keys(config: PreTrainedConfig) -> None:
+    """Refuse a target whose cache does not hold keys that say what was read."""
+    if getattr(config, "kv_lora_rank", None):
         raise ModelError(
-            f"targets of the family {config.model_type} have no taps: where its decoder layers keep their hidden "
-            "states and keys is known "
-            f"for {', '.join(FAMILIES)} only. Draft with a small language model or prompt lookup instead"
+            f"this {config.model_type} caches a latent (MLA) in place of keys and values: choose a drafter that reads "
+            "hidden states"
         )
+    check_rope(config)
+
+
+def check_rope(config: PreTrainedConfig) -> None:
+    """Refuse a target whose rotary embedding a drafter cannot share."""
     changing = [kind["rope_type"] for kind in rope_kinds(config) if kind["rope_type"] in LENGTH_DEPENDENT_ROPE]
     if changing:
         raise ModelError(
@@ -88,10 +94,18 @@ def check_family(config: PreTrainedConfig) -> None:
 
 
 def _full_attention(config: PreTrainedConfig) -> list[int]:
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
-    return list(range(config.num_hidden_layers)) if getattr(config, "sliding_window", None) is None else []
+    return [layer for layer in range(config.num_hidden_layers) if not _without_keys(config, layer)]
+
+
+def _without_keys(config: PreTrainedConfig, layer: int) -> str:
+    """Why a layer keeps no keys of the whole text; empty where it does."""
+    if layer >= config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0):
+        return "reads the keys of another layer"
+    kinds, length = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    kind = kinds[layer] if kinds is not None else "full_attention" if length is None else "sliding_attention"
+    if kind == "sliding_attention":
+        return f"attends within a window of {length} tokens"
+    return "" if kind in FULL_ATTENTION else f"is one of {kind}"
 
 
 def nearest_full(config: PreTrainedConfig, layers: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.modules import ModulesModel, rollback_cache
 from draftgauge.models.growing import HiddenStates
 from draftgauge.models.hidden import watching
+from draftgauge.models.rotation import ordered
 from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
@@ -50,12 +51,16 @@ class Taps:
         return self._store.rows(begin, end)
 
     def keys_values(self, begin: int, end: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """``[S, KV, end - begin, D]`` keys, rotated at their positions, and values of the plan's KV layers, copied."""
+        """``[S, KV, end - begin, D]`` keys, rotated at their positions, and values of the plan's KV layers, copied.
+
+        The numbers of a key are in the order of :func:`~draftgauge.models.rotation.ordered`.
+        """
         assert 0 <= begin <= end <= self.length, (begin, end, self.length)
         pairs = [self._model.keys_values(layer) for layer in self.plan.kv_layers]
         if not pairs:
             return None, None
-        return torch.stack([pair[0][:, begin:end] for pair in pairs]), torch.stack([p[1][:, begin:end] for p in pairs])
+        keys = torch.stack([pair[0][:, begin:end] for pair in pairs])
+        return ordered(self._model.module, keys), torch.stack([pair[1][:, begin:end] for pair in pairs])
 
 
 def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
@@ -96,7 +101,7 @@ class Features:
 
     Attributes:
         hidden: ``[B, T, S, H]``, None where not asked for; in the target's dtype, as the rest.
-        keys: ``[B, S, KV, T, D]``, rotated, as cached.
+        keys: ``[B, S, KV, T, D]``, rotated, as cached but for their order: see ``models.rotation``.
         values: ``[B, S, KV, T, D]``.
         logits: ``[B, T, V]``; row ``t`` predicts the token at ``t + 1``. ``[n, V]`` where only those of some positions
             were asked for.
@@ -148,7 +153,7 @@ def batch_features(module: PreTrainedModel, tokens: Tensor, plan: TapPlan, where
     kept = [cache.layers[layer] for layer in plan.kv_layers] if cache is not None else []
     return Features(
         hidden=torch.stack([hidden[layer] for layer in plan.hidden_layers], 2) if plan.hidden_layers else None,
-        keys=torch.stack([layer.keys for layer in kept], 1) if kept else None,
+        keys=ordered(module, torch.stack([layer.keys for layer in kept], 1)) if kept else None,
         values=torch.stack([layer.values for layer in kept], 1) if kept else None,
         logits=logits,
     )

@@ -50,8 +50,10 @@ def write_checkpoint(
 
 def check_embedding(config: ReuseConfig, layout: str) -> None:
     """Refuse the drafter of a target whose embeddings a layout does not have."""
-    if config.embedding_scale != 1 or config.rope_kind:
+    partial = config.rope.get("partial_rotary_factor") not in (None, 1) or "mrope_section" in config.rope
+    if config.embedding_scale != 1 or config.rope_kind or partial:
         what = "scales its token embeddings" if config.embedding_scale != 1 else "has several rotary embeddings"
+        what = "rotates a part of each head" if partial else what
         raise DraftgaugeError(
             f"a target of the family {config.target_family} {what}, which the engines' {layout} drafters do not do: "
             "they would draft something else than draftgauge does"

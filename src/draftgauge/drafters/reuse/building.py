@@ -15,6 +15,8 @@ from draftgauge.core.seeds import derive_seed
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.rotary import target_rotary
+from draftgauge.models.hidden import final_norm
 
 TOLERANCE = 0.02  # of the numbers of parameters of designs that are compared
 
@@ -53,8 +55,12 @@ def _empty(config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_toke
 
 @torch.no_grad()
 def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
-    weight = target_module.get_decoder().norm.weight
-    net.norm.weight.copy_(weight + 1 if net.config.target_family.startswith("gemma") else weight)
+    """Start the drafter's last norm from the scale of the target's, which families store in several ways."""
+    norm, ones = final_norm(target_module), torch.ones_like(net.norm.weight)
+    if norm is not None:
+        ones[::2] = -1  # of mean 0 and square 1, so that every kind of norm leaves it as it is before it scales
+        probe = ones.to(target_module.dtype)
+        net.norm.weight.copy_(((norm(probe) - norm(-probe)) / 2 * probe).to(net.norm.weight))
 
 
 def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Tensor | None) -> ReuseNet:
@@ -65,8 +71,9 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
             f"this drafter is for a target of {config.vocabulary} tokens and hidden size {config.hidden_size}, "
             f"not {embedding.shape[0]} and {embedding.shape[1]}: choose the target that it was made for"
         )
+    rotary = target_rotary(target_module, config.rope, config.rope_kind, config.head_dim)
     with torch.device("meta"):  # no time and no random numbers for weights that are overwritten
-        net = _empty(config, embedding, target_module.get_decoder().rotary_emb, draft_tokens)
+        net = _empty(config, embedding, rotary, draft_tokens)
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(

@@ -10,11 +10,12 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.spec import head_dim
-from draftgauge.models.tap_plan import TapPlan, tap_plan
+from draftgauge.models.spec import context_of, head_dim, key_heads, layer_config, rope_kind
+from draftgauge.models.tap_plan import TapPlan, check_rope, tap_plan
 from draftgauge.models.tap_rules import TapRule
 
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")  # by family
 INJECTIONS = ("concat", "project", "project-rope")
 
 
@@ -197,20 +198,30 @@ def reuse_config(
         choices["norm_before_fc"] = False
     text = target_config.get_text_config()
     plan = tap_plan(text, DESIGNS[design].reads_hidden, DESIGNS[design].reads_kv, taps)
+    check_rope(text)
+    tapped = plan.kv_layers or (text.num_hidden_layers - 1,)
+    shapes = {(key_heads(text, layer), head_dim(text, layer)) for layer in tapped}
+    one, width = layer_config(text, tapped[0]), head_dim(text, tapped[0])
+    if plan.kv_layers and (len(shapes) > 1 or (getattr(one, "v_head_dim", None) or width) != width):
+        raise ModelError(
+            f"keys and values of this {text.model_type} have several widths: choose a drafter that reads hidden states"
+        )
+    rope = getattr(text, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 1e4}
+    own_width = getattr(one, "intermediate_size", None) or 4 * text.hidden_size  # as where experts have widths alone
     return ReuseConfig(
         design=design,
         hidden_layers=plan.hidden_layers,
         kv_layers=plan.kv_layers,
         hidden_size=text.hidden_size,
-        query_heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=head_dim(text),
-        intermediate_size=text.intermediate_size if intermediate_size is None else intermediate_size,
+        query_heads=getattr(one, "num_attention_heads", None) or max(1, text.hidden_size // width),
+        kv_heads=key_heads(text, tapped[0]),
+        head_dim=width,
+        intermediate_size=own_width if intermediate_size is None else intermediate_size,
         vocabulary=text.vocab_size,
-        rms_norm_eps=text.rms_norm_eps,
-        rope=text.rope_parameters,
-        rope_kind="" if "rope_type" in text.rope_parameters else "full_attention",  # of layers whose keys are tapped
-        context=text.max_position_embeddings,
+        rms_norm_eps=next((getattr(text, name) for name in EPSILONS if hasattr(text, name)), 1e-6),
+        rope=rope,
+        rope_kind=rope_kind(text),  # of layers whose keys are tapped
+        context=context_of(text)[0],
         embedding_scale=text.hidden_size**0.5 if text.model_type.startswith("gemma") else 1.0,
         target_family=text.model_type,
         **choices,

@@ -51,7 +51,7 @@ class ReuseNet(nn.Module):
         super().__init__()
         self.config = config
         self.traits = config.traits
-        self.rotary = RotaryTables(rotary)
+        self.rotary = RotaryTables(rotary, config.head_dim)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         to_target = to_draft = None
         if draft_tokens is not None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from draftgauge.models.hidden import text_decoder
 
 Tables = tuple[Tensor, Tensor]
 FIRST_LENGTH = 512
+TABLES = 3  # axes of a rotary module's tables: texts, positions, numbers
 
 
 class RotaryTables:
     """Cosines and sines of the target's positions, ``[length, D]``, by its own rotary module: with every scaling."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, width: int = 0) -> None:
+        """``width`` is ``D``, more than what the module rotates in families that rotate a part of each head; 0 for the
+        module's own.
+        """
+        self._module, self._width = module, width
         self._tables: dict[tuple[str, torch.device, torch.dtype], Tables] = {}
 
     def __call__(self, length: int, like: Tensor, kind: str = "") -> Tables:
@@ -34,10 +46,37 @@ class RotaryTables:
             positions = torch.arange(length, device=next(self._module.buffers()).device)
             wanted = torch.empty(0, device=positions.device)  # tells the module to answer in float32
             cos, sin = self._module(wanted, positions[None], *([kind] if kind else []))
-            half = cos.shape[-1] // 2
+            half = (self._width or cos.shape[-1]) // 2
+            cos, sin = _once(cos[0])[:, :half], _once(sin[0])[:, :half]
+            rest = (0, half - cos.shape[-1])
+            cos, sin = F.pad(cos, rest, value=1.0), F.pad(sin, rest)
             # rotate_half(x) * sin == roll(x, D / 2) * signed
-            signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-            return cos[0].to(like.device, like.dtype), signed[0].to(like.device, like.dtype)
+            tables = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            return tables[0].to(like.device, like.dtype), tables[1].to(like.device, like.dtype)
+
+
+def _once(table: Tensor) -> Tensor:
+    """Every frequency of a table ``[length, n]`` once: families repeat them side by side, in turn, or not at all."""
+    first, second = table.tensor_split(2, -1)
+    if first.shape == second.shape and torch.equal(first, second):
+        return first
+    return table[:, ::2] if torch.equal(table[:, ::2], table[:, 1::2]) else table
+
+
+def target_rotary(target: PreTrainedModel, rope: Mapping[str, Any], kind: str, width: int) -> nn.Module:
+    """The target's rotary module; where a drafter cannot call it or there is none, a plain one of this ``width``."""
+    module = getattr(text_decoder(target), "rotary_emb", None)
+    if isinstance(module, nn.Module):
+        positions = torch.zeros(1, 2, dtype=torch.long, device=target.device)
+        try:
+            cos, sin = module(torch.empty(0, device=target.device), positions, *([kind] if kind else []))
+        except Exception:  # it takes something else than positions, or gives something else than two tables
+            cos = sin = positions
+        if cos.ndim == sin.ndim == TABLES and not cos.is_complex():
+            return module
+    theta = rope.get("rope_theta") or LlamaConfig.default_theta
+    shape = {"hidden_size": width, "num_attention_heads": 1, "head_dim": width}
+    return LlamaRotaryEmbedding(LlamaConfig(**shape, rope_parameters={"rope_type": "default", "rope_theta": theta}))
 
 
 def rotate(x: Tensor, tables: Tables) -> Tensor:

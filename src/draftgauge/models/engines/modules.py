@@ -95,6 +95,8 @@ class ModulesModel:
         Many architectures take a cache and leave it empty, or let tokens see those behind them: their text would be
         wrong without an error.
         """
+        if getattr(self.module.config.get_text_config(), "prefix_lm", False):
+            self._refuse("its prompt's tokens see those behind them")
         first, second = self._probe()
         with self._refusing_errors():
             whole = self.forward(torch.cat((first, second)))

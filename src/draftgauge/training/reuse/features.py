@@ -27,7 +27,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing, remove_temporaries, replacing, require_writable
 from draftgauge.core.locks import alone
 from draftgauge.core.progress import Progress, silent
-from draftgauge.models.spec import head_dim
+from draftgauge.models.spec import head_dim, key_heads
 from draftgauge.models.taps import Features, TapPlan, batch_features, nowhere
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import Batch
@@ -67,7 +67,8 @@ class OnlineFeatures:
 def token_bytes(config: PreTrainedConfig, plan: TapPlan) -> int:
     text = config.get_text_config()
     states = text.hidden_size * (1 + len(plan.hidden_layers))
-    return (states + 2 * len(plan.kv_layers) * text.num_key_value_heads * head_dim(text)) * DTYPE.itemsize
+    cached = sum(2 * key_heads(text, layer) * head_dim(text, layer) for layer in plan.kv_layers)
+    return (states + cached) * DTYPE.itemsize
 
 
 def check_disk(folder: Path, needed: int) -> None:
