@@ -98,8 +98,7 @@ def test_one_prompt_settles_nothing_and_has_no_interval(tmp_path: Path) -> None:
 
 def test_one_run_has_one_verdict(run: Path, tmp_path: Path) -> None:
     """``advise``, ``replay`` and the report name the same setting with the same figures, or all say what is missing."""
-    doubted = shutil.copytree(run, tmp_path / "run")
-    vague = Measurement(1.0, (2,) * (GAMMA_MAX + 1), 7.19)
+    doubted, vague = shutil.copytree(run, tmp_path / "run"), Measurement(1.0, (2,) * (GAMMA_MAX + 1), 7.19)
     replace(CostCurve.load(doubted / COSTS_NAME), measured=vague).save(doubted / COSTS_NAME)
     for folder, known in ((run, True), (doubted, False)):
         _, best, _ = advised([str(folder)], tmp_path / "rows.json")
