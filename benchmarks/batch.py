@@ -34,7 +34,7 @@ from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
 from draftgauge.api.prompts import prompts_of
 from draftgauge.api.recording import batch_models
-from draftgauge.api.runs import read_run
+from draftgauge.api.runs import Run
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.judging.batched import BatchReplay, replay_batch
@@ -42,9 +42,7 @@ from draftgauge.meter import BatchMeterPlan, measure_batches
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
-from draftgauge.traces.batch_costs import BatchCosts
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.costs import BatchCosts, CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace
 
@@ -121,8 +119,8 @@ def main() -> None:
         record(Path(scratch) / "training", "train", args.training, args)
         fit(Path(scratch) / "training", policy="stopping", out=stopping)
         pair = load_pair(engine="static")
-        prompts = [tokens for _, tokens in prompts_of(run, Manifest.load(run), pair.encoder)]
-        trace, costs = read_run(run)
+        prompts = [tokens for _, tokens in prompts_of(Run(run))]
+        trace, costs = Run(run).read()
         recorded = Recorded(trace, prompts, costs, args)
         arms = [arm for batch in batches for arm in arms_of(batch, len(prompts), args.gamma_max, stopping)]
         live = [arm for arm in arms if not arm.fixed or int(arm.label.partition(":")[2]) in lengths]

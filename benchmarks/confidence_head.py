@@ -24,7 +24,7 @@ from draftgauge.core.prompts import TEST
 from draftgauge.judging.fitting.logistic import judged_tokens
 from draftgauge.models.reference import REFERENCE
 from draftgauge.studies.kvshot.presets import make_study
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 

@@ -29,8 +29,7 @@ from transformers import GenerationConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import draftgauge
 from draftgauge.api.advise import advise
-from draftgauge.api.arms import PLAIN, Arm, ArmRun, own_arm
-from draftgauge.api.baselines import ASSISTED, ASSISTED_CONSTANT, GENERATE, TransformersBaseline
+from draftgauge.api.arms import ASSISTED, ASSISTED_CONSTANT, GENERATE, PLAIN, Arm, ArmRun, TransformersBaseline, own_arm
 from draftgauge.api.bench_servers import server_arm
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.pair import Pair, load_pair
@@ -39,7 +38,7 @@ from draftgauge.core.provenance import read_measurement
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.reference import reference_path
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from engine_processes import llama_server
 
 NAME = "engines.json"

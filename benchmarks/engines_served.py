@@ -25,7 +25,8 @@ from draftgauge.api.bench_servers import costs_of_arms, seconds_a_step, server_a
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PairSpec
 from draftgauge.models.reference import reference_path
-from draftgauge.policies.registry import FIXED, fixed_length
+from draftgauge.policies.registry import FIXED
+from draftgauge.policies.spec import PolicySpec
 from draftgauge.serving.client import complete
 from draftgauge.serving.engines import p_min_of
 from draftgauge.traces.engine_costs import load_engine_costs
@@ -118,7 +119,7 @@ def fixed(length: int) -> str:
 
 def llama_options(bench: Bench, setting: str) -> list[str]:
     """llama.cpp's options for ``fixed:N`` or ``p-min:P,N``, in float32 as its target."""
-    length = fixed_length(setting)
+    length = PolicySpec.of(setting).length
     p_min, longest = p_min_of(setting) if length is None else (0.0, length)
     words = ["--spec-type", "draft-simple", "--spec-draft-model", str(bench.gguf("draft"))]
     words += ["--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"]

@@ -11,21 +11,19 @@ from dataclasses import replace
 
 from common import RESULTS, save
 
-from draftgauge.api.runs import read_run
 from draftgauge.cli.rank import show_ranking
 from draftgauge.drafters.dense import draft_position_by_position
 from draftgauge.drafters.prompt_lookup import PromptLookupDrafter
 from draftgauge.judging.ranking import rank_rows
-from draftgauge.traces.build import make_trace
-from draftgauge.traces.record import make_record
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.run import Run, make_trace
+from draftgauge.traces.trace import Trace, make_record
 
 RUN = RESULTS / "real" / "runs" / "bf16"
 LOOKUP_SECONDS = 1e-5  # a token; a pass of the target takes 2e4 times as long
 
 
 def main() -> None:
-    trace, costs = read_run(RUN)
+    trace, costs = Run(RUN).read()
     free = tuple(tuple(LOOKUP_SECONDS * n for n in range(len(row))) for row in costs.draft)
     cheap = replace(costs, draft=free, catch_up=(), signals=0.0)
     drafters = {"Qwen2.5-Coder-0.5B": (trace, costs), "lookup": (looked_up(trace), cheap)}

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from draftgauge.api.bench import bench
 from draftgauge.api.fit import FITS
 from draftgauge.api.profile import profile
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import Run
 from draftgauge.core.prompts import TEST, TRAIN, read_prompts
 from draftgauge.core.rendering import Rendering
 from draftgauge.judging.evaluate import best_fixed_gamma, evaluate_design
@@ -40,10 +40,9 @@ from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.policies.fitted import fitted_policy, save_fitted
-from draftgauge.policies.registry import make_policy
-from draftgauge.traces.build import select
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, select
 from draftgauge.training.reuse.generate import greedy_answers, group_tokens, groups
 
 RUNS = RESULTS / "real" / "runs"
@@ -170,7 +169,7 @@ def pair_of(models: Path, compression: str) -> dict[str, Any]:
 
 def recorded_runs(folder: Path) -> dict[str, tuple[Trace, CostCurve]]:
     """Outcomes and costs by compression and machine; see ``OUTCOMES``."""
-    runs = {run.name: read_run(run) for run, _ in select_runs(folder)}
+    runs = {run.name: run.read() for run in Run.find(folder)}
     runs |= {name: (runs.pop(run)[0], CostCurve.load(path)) for name, (run, path) in COSTS.items() if run in runs}
     stand = {name: other for name, other in OUTCOMES.items() if other in runs}
     return {name: (runs[stand.get(name, name)][0], costs) for name, (_, costs) in runs.items()}

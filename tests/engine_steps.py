@@ -7,7 +7,7 @@ from pathlib import Path
 from draftgauge.api.pair import Pair
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.engine_costs import read_costs
 
 LONGEST = 16

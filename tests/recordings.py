@@ -11,7 +11,7 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.judging.replay import Replay
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Step
-from draftgauge.traces.build import make_trace
+from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import Trace
 
 

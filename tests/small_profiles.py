@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.profile import profile
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from draftgauge.traces.trace import Trace
 from tiny import save_noisy, save_tiny
 

@@ -11,13 +11,11 @@ import numpy as np
 
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.replay import Replay, Walk, walked
-from draftgauge.traces.build import COLUMNS, make_trace
-from draftgauge.traces.checks import accepted_lengths
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest, ModelEntry, PromptsEntry
-from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.run import make_trace
 from draftgauge.traces.sampled import drawn
-from draftgauge.traces.trace import PromptInfo, Trace
+from draftgauge.traces.trace import COLUMNS, PromptInfo, PromptRecord, Trace, accepted_lengths
 
 TASKS = ("code", "math", "chat", "summarization")
 SPLITS = ("train", "validation", "test")

@@ -74,7 +74,7 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
         exec(compile(code.replace('"int8"', '"uncompressed"').replace("=64", "=16"), page, "exec"), names)
     if page == "README.md":
         assert {row["policy"] for row in names["rows"]} >= {"fixed:1", "cumulative-confidence:threshold=0.3"}
-        assert names["how"].tokens_per_step > 1
+        assert names["answer"].tokens_per_step > 1
     elif page == "docs/policies.md":
         assert "cautious" in {row["policy"] for row in names["rows"]}
     elif page == "docs/python.md":

@@ -11,7 +11,7 @@ import numpy as np
 
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
-from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.trace import PromptRecord
 from draftgauge.traces.writer import TraceWriter
 from synthetic import synthetic_manifest, synthetic_records
 

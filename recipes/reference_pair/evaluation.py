@@ -20,10 +20,9 @@ from draftgauge.core.prompts import read_prompts
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.models.base import CachedModel
 from draftgauge.models.reference import PAIR_FOLDER
-from draftgauge.traces.build import select
-from draftgauge.traces.reader import read_trace
 from draftgauge.traces.repetition import gram_counts
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.run import read_trace
+from draftgauge.traces.trace import Trace, select
 from draftgauge.traces.writer import TraceWriter
 from recipes.reference_pair import measures
 from recipes.reference_pair.recipe import DRAFT_SHAPES

@@ -15,6 +15,7 @@ _MODULES = {
     "build_datastore": "api.datastore",
     "load_pair": "api.pair",
     "Pair": "api.pair",
+    "Run": "api.runs",
     "Generation": "decoding.results",
     "DraftgaugeError": "core.errors",
     "Rows": "core.table",
@@ -23,10 +24,10 @@ _MODULES = {
     "Policy": "policies.base",
     "Signal": "policies.base",
     "Step": "policies.base",
-    "make_policy": "policies.registry",
+    "make_policy": "policies.spec",
     "plot": "reporting.plot",
     "CostCurve": "traces.costs",
-    "read_trace": "traces.reader",
+    "read_trace": "traces.run",
     "Trace": "traces.trace",
 }
 __all__ = ["__version__", *sorted(_MODULES)]

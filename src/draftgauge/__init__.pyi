@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 from draftgauge.api.pair import Pair as Pair
+from draftgauge.api.runs import Run as Run
 from draftgauge.core.errors import DraftgaugeError as DraftgaugeError
 from draftgauge.core.table import Rows as Rows
 from draftgauge.decoding.results import Generation as Generation
@@ -12,10 +13,10 @@ from draftgauge.integrations.transformers import speculative as speculative
 from draftgauge.policies.base import Policy as Policy
 from draftgauge.policies.base import Signal as Signal
 from draftgauge.policies.base import Step as Step
-from draftgauge.policies.registry import make_policy as make_policy
+from draftgauge.policies.spec import make_policy as make_policy
 from draftgauge.reporting import plot as plot
 from draftgauge.traces.costs import CostCurve as CostCurve
-from draftgauge.traces.reader import read_trace as read_trace
+from draftgauge.traces.run import read_trace as read_trace
 from draftgauge.traces.trace import Trace as Trace
 
 _Text: TypeAlias = str | Path

@@ -17,17 +17,18 @@ from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.api.advise import _check_loop, advise, recorded_with
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
-from draftgauge.api.runs import read_run
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.rendering import Rendering
 from draftgauge.judging.fitting.stopping import fit_stopping
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.splits import split_trace
-from draftgauge.policies.fitted import load_fitted, policy_of_file, save_fitted
+from draftgauge.policies.fitted import load_fitted, save_fitted
+from draftgauge.policies.spec import make_policy
 from draftgauge.serving.engines import ENGINES, engine_of
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.run import Run
 from engine_server import llama_metrics, serving, sglang_metrics, vllm_answer, vllm_metrics
 from linear_costs import curve
 from reuse_nets import saved_drafter
@@ -77,7 +78,7 @@ def test_a_run_prices_the_engines_of_our_loop(run: Path, tmp_path: Path) -> None
 
 
 def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Path) -> None:
-    trace, costs = read_run(run)
+    trace, costs = Run(run).read()
     save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), tmp_path / "rule.json")
     _, _, shown = advised([str(run), "--policy", str(tmp_path / "rule.json")], tmp_path / "rows.json")
     assert "was fitted on" not in shown
@@ -97,8 +98,7 @@ def test_one_prompt_settles_nothing_and_has_no_interval(tmp_path: Path) -> None:
 
 def test_one_run_has_one_verdict(run: Path, tmp_path: Path) -> None:
     """``advise``, ``replay`` and the report name the same setting with the same figures, or all say what is missing."""
-    doubted = shutil.copytree(run, tmp_path / "run")
-    vague = Measurement(1.0, (2,) * (GAMMA_MAX + 1), 7.19)
+    doubted, vague = shutil.copytree(run, tmp_path / "run"), Measurement(1.0, (2,) * (GAMMA_MAX + 1), 7.19)
     replace(CostCurve.load(doubted / COSTS_NAME), measured=vague).save(doubted / COSTS_NAME)
     for folder, known in ((run, True), (doubted, False)):
         _, best, _ = advised([str(folder)], tmp_path / "rows.json")
@@ -116,8 +116,7 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     trace = replace(trace, prompts=tuple(replace(prompt, split="") for prompt in trace.prompts))
     run = write_run(tmp_path / "run", 32)
     costs.save(run / COSTS_NAME)
-    for verb in ("advise", "replay", "report", "fit"):
-        monkeypatch.setattr(f"draftgauge.api.{verb}.read_run", lambda *_: (trace, costs))
+    monkeypatch.setattr(Run, "read", lambda *_: (trace, costs))
     rows, best, _ = advised([str(run)], tmp_path / "rows.json")
     speeds = {row["policy"]: row["ratio_to_plain"] for row in rows}
     assert best["policy"] == FITTED
@@ -135,7 +134,7 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     assert use.endswith(f"--policy two-source.json --gamma-max {GAMMA_MAX}")
     monkeypatch.chdir(tmp_path)
     succeeds(*shlex.split(fit)[1:])
-    policy_of_file(Path("two-source.json"), GAMMA_MAX, costs)
+    make_policy("two-source.json", GAMMA_MAX, costs)
     _, best, _ = advised([str(run), "--tasks", trace.prompts[0].task], tmp_path / "rows.json")
     assert f"--tasks {trace.prompts[0].task}" in best["flags"]
     for policy, use in (("two-source.json", "--policy two-source.json"), ("lookup", "--drafter prompt_lookup ")):
@@ -145,7 +144,7 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
 
 
 def test_costs_of_shorter_drafts_than_were_recorded_shorten_what_is_advised(run: Path, tmp_path: Path) -> None:
-    copied, (trace, costs) = shutil.copytree(run, tmp_path / "run"), read_run(run)
+    copied, (trace, costs) = shutil.copytree(run, tmp_path / "run"), Run(run).read()
     save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), copied / "rule.json")
     path = costs_of(tmp_path / "costs.json", "vllm", 0.001, longest=3, drafted_by="draftgauge")
     with pytest.warns(UserWarning, match="rule.json was not fitted for drafts of up to 3, as priced: not tried"):
@@ -237,9 +236,10 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
     fast = replace(manifest, target=replace(manifest.target, engine="gguf-fast"))
     assert recorded_with(fast) == ("--engine", "gguf-fast")
+    fast.save(tmp_path)
     for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
         with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
-            _check_loop(engine_of(engine), run, run / "costs.json", fast)
+            _check_loop(engine_of(engine), Run(tmp_path), run / "costs.json")
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None

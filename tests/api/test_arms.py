@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from command_line import invoke
-from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, without_failed
-from draftgauge.api.baselines import transformers_arms
+from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
 from draftgauge.api.bench import DEFAULTS, _compared, bench
 from draftgauge.api.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PLAIN, BenchRequest
+from draftgauge.api.runs import Run
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.decoding import DecodingSettings
@@ -221,13 +221,13 @@ def test_an_outside_baseline_that_fails_drops_out_with_a_warning(fails_at: int) 
 
 
 def test_a_bench_that_names_no_policy_asks_for_no_longer_drafts_than_it_may() -> None:
-    named = [policy.spec for policy in _compared(BenchRequest(), {}, DEFAULTS, 4, None).named]
+    named = [policy.text for policy in _compared(BenchRequest(), {}, DEFAULTS, 4, None).named]
     assert "fixed:4" in named
     assert "fixed:6" not in named
 
 
 def test_runs_of_a_folder_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("draftgauge.api.bench.select_runs", lambda _: [(tmp_path / name, None) for name in "ab"])
+    monkeypatch.setattr("draftgauge.api.bench.Run.find", lambda _: [Run(tmp_path / name) for name in "ab"])
     done, gone = {"policy": "plain", "task": "all", "prompts": 2}, TraceError("its models are gone")
     monkeypatch.setattr("draftgauge.api.bench._bench_run", benched := Mock(return_value=[done]))
     assert bench(tmp_path) == [done | {"run": name} for name in "ab"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftgauge.api import verb as verbs
-from draftgauge.api.baselines import transformers_arms
+from draftgauge.api.arms import transformers_arms
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError

@@ -24,12 +24,12 @@ from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.judging.batch_rows import ROUNDS, batch_rows, queues_of
 from draftgauge.models.engines import static
 from draftgauge.policies.base import Signal, Step
-from draftgauge.policies.batch import WHOLE_BATCH, WholeBatch
-from draftgauge.traces.batch_costs import BatchCosts
-from draftgauge.traces.costs import CostCurve
+from draftgauge.policies.batch import WholeBatch
+from draftgauge.policies.spec import WHOLE_BATCH
+from draftgauge.traces.costs import BatchCosts, CostCurve
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from linear_costs import curve
 from small_profiles import save_models
 from synthetic import synthetic_trace

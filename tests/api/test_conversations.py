@@ -23,7 +23,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import Run, read_trace
 from draftgauge.verification import Sampling
 from tiny import save_tiny, tiny_tokenizer
 
@@ -103,7 +103,7 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
         output = plain_decode(loaded.target, expected[-1], settings).tokens
         answer = loaded.tokenizer.decode(output, skip_special_tokens=True)
         conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": said or ""}]
-    encoded = prompts_of(run)
+    encoded = prompts_of(Run(run))
     assert [tokens for _, tokens in encoded[:3]] == expected
     assert [p.identifier for p, _ in encoded] == ["81", "81/2", "81/3", "1", "2"]
     recorded = read_trace(run).prompts
@@ -112,7 +112,7 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(pair: dict[str, Any
     assert {row["prompts"] for row in rows} == {5}
     both = tmp_path / "both"  # a target in float16 may answer otherwise: later turns stand behind its own
     profile(**pair, **SMALL, out=both, turns=2, chat_template_args={"enable_thinking": False}, compression="fp32,fp16")
-    encoded = prompts_of(both / "fp16")
+    encoded = prompts_of(Run(both / "fp16"))
     assert [p.prompt_token for p in read_trace(both / "fp16").prompts] == [tuple(tokens) for _, tokens in encoded]
     with pytest.raises(DraftgaugeError, match="leave out --turns"):
         bench(run, turns=1)
@@ -135,7 +135,7 @@ def test_a_conversation_without_room_is_refused_or_left_out(pair: dict[str, Any]
     _, run = record(pair, tmp_path / "b", long_prompts="skip", **asked)
     assert [p.index for p in read_trace(run).prompts] == [0]
     _, run = record(pair, tmp_path / "c", long_prompts="truncate", **asked)
-    assert len(prompts_of(run)) == 3
+    assert len(prompts_of(Run(run))) == 3
 
 
 def test_generate_renders_as_asked(pair: dict[str, Any]) -> None:

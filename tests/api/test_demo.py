@@ -20,7 +20,7 @@ from draftgauge.judging.splits import prompt_keys, split_trace
 from draftgauge.models.device import torch_threads
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from small_profiles import save_models
 from tiny import save_tiny
 

@@ -25,7 +25,7 @@ from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.serving.counters import SpeculationCounts, read_counts
 from draftgauge.traces.costs import Measurement
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from engine_server import serving, vllm_metrics
 from linear_costs import curve
 from small_profiles import SMALL, save_models
@@ -35,7 +35,7 @@ from tiny import save_tiny
 FIXTURE = Path(__file__).parents[1] / "drafters" / "checkpoints" / "eagle3-sglang"
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "real" / "runs" / "bf16"
 BUNDLED: dict[str, Any] = {"per_task": 1, "max_new_tokens": 32, "gamma_max": 4, "cost_seconds": 0}
-COSTLY = {"busy-machine", "draft-cost", "verify-cost"}  # the machine's, which tests share
+COSTLY = {"busy-machine", "draft-cost", "verify-cost", "rollback-cost"}  # the machine's, which tests share
 TRACE, COSTS = synthetic_trace(1, 24, 60, 6), curve(0.1)
 
 
@@ -105,6 +105,7 @@ PLANTED: dict[str, tuple[str, Evidence]] = {
     "temperature": ("temperature", Evidence(trace=UNDECIDED)),
     "busy machine": ("busy-machine", Evidence(trace=TRACE, costs=replace(COSTS, measured=UNSURE))),
     "expensive drafting": ("draft-cost", Evidence(trace=TRACE, costs=curve(2.5))),
+    "expensive rollback": ("rollback-cost", Evidence(trace=TRACE, costs=replace(COSTS, rollback=(3.0,)))),
     "expensive verifying": ("verify-cost", Evidence(trace=TRACE, costs=curve(0.01, 2.5))),
     "shallow drafter": ("depth", Evidence(counts=SpeculationCounts(900, 2700, 660, (600, 50, 10)))),
     "no drafts": ("acceptance", Evidence(trace=replace(TRACE, drafted=0 * TRACE.drafted, accepted=0 * TRACE.accepted))),

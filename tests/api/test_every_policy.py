@@ -103,6 +103,7 @@ def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: p
         return measure(*arguments, **options)
 
     monkeypatch.setattr(costs_module, "measure_costs", counted)
+    monkeypatch.setattr(costs_module, "_IN_DOUBT", {})
     quick = CostSpec(cost_seconds=0)
     monkeypatch.setattr(CostCurve, "doubt", lambda curve: "busy")
     for process in (1, 2):

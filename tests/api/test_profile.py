@@ -20,7 +20,7 @@ from draftgauge.judging.evaluate import evaluate
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import Run, read_trace
 from small_profiles import SMALL, save_models
 from small_profiles import record as record_small
 from synthetic import same_rows
@@ -68,7 +68,7 @@ def test_a_run_finds_its_pair_and_prompts_again(whole: Path) -> None:
     entries = {role: replace(getattr(manifest, role), engine="modules") for role in ("target", "draft")}
     pair = load_pair_of(replace(manifest, **entries))
     assert pair.target.spec.engine == "modules"  # as it was recorded
-    found = prompts_of(whole)
+    found = prompts_of(Run(whole))
     assert [len(tokens) for _, tokens in found] == [p.prompt_tokens for p in read_trace(whole).prompts]
 
 
@@ -79,7 +79,7 @@ def test_a_run_names_the_tokenizer_that_was_given(models: dict[str, Any], whole:
     recorded = run(models | {"target": bare}, tmp_path / "run", tokenizer=str(models["drafter"]), limit=2)[0]
     manifest = Manifest.load(recorded)
     assert manifest.tokenizer == str(models["drafter"])
-    assert len(prompts_of(recorded)) == 2
+    assert len(prompts_of(Run(recorded))) == 2
 
 
 class Interrupt:

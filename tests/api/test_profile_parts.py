@@ -28,10 +28,10 @@ from draftgauge.core.progress import silent
 from draftgauge.core.settings import make_request
 from draftgauge.models.growing import FIRST_CAPACITY
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.parts import PARTS, join_parts, part_folder
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from draftgauge.traces.shards import shard_paths
 from draftgauge.traces.trace import Trace
+from draftgauge.traces.writer import PARTS, join_parts, part_folder
 from launching import ray_cluster
 from small_profiles import PROMPTS, SMALL, record
 from synthetic import same_rows

@@ -16,7 +16,7 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.serving.outputs import ServedAnswer, read_outputs
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from draftgauge.traces.trace import Trace
 from small_profiles import PROMPTS, SMALL, record
 from tiny import tiny_tokenizer

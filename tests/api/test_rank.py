@@ -26,11 +26,11 @@ from draftgauge.judging.ranking import on_one_target, rank_rows
 from draftgauge.judging.replay import replay, replay_fixed_all
 from draftgauge.models.reference import reference_path
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import NO_DRAFT, make_policy
-from draftgauge.traces.build import select
+from draftgauge.policies.registry import NO_DRAFT
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.reader import read_trace
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.run import read_trace
+from draftgauge.traces.trace import Trace, select
 from linear_costs import curve
 from row_keys import check_keys
 from small_profiles import SMALL, record

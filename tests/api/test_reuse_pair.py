@@ -21,7 +21,7 @@ from draftgauge.core.errors import ModelError, TraceError
 from draftgauge.drafters.reuse.live import ReuseDrafter, ReuseSource
 from draftgauge.models.loading import load_model
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from reuse_nets import saved_drafter
 from small_profiles import record
 from tiny import save_tiny

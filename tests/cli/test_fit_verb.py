@@ -12,7 +12,7 @@ from draftgauge.core.prompts import TRAIN
 from draftgauge.judging.splits import prompt_key
 from draftgauge.policies.fitted import load_fitted
 from draftgauge.traces.engine_costs import EngineCosts
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from written_runs import GAMMA_MAX, write_run
 
 

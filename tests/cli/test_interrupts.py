@@ -15,7 +15,7 @@ import pytest
 import draftgauge as package
 from command_line import draftgauge, refusal
 from draftgauge.cli.console import interruptible
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 from draftgauge.traces.shards import shard_paths
 from tiny import save_tiny
 from written_runs import write_run

@@ -13,7 +13,7 @@ from command_line import refusal, rows_of, succeeds
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.parquet import read_parquet, write_parquet
+from draftgauge.traces.shards import read_parquet, write_parquet
 from written_runs import GAMMA_MAX, write_run
 
 KEYS = {"policy", "compression", "task", "split", "tokens_per_step", "tokens_per_second"}

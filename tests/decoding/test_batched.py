@@ -18,7 +18,7 @@ from draftgauge.judging.batched import replay_batch
 from draftgauge.models.engines.static import StaticModel, StaticRows
 from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
-from draftgauge.traces.batch_costs import BatchCosts
+from draftgauge.traces.costs import BatchCosts
 from draftgauge.traces.trace import Trace
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts

@@ -13,7 +13,7 @@ from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.judging.replay import replay
 from draftgauge.models.loading import wrap
 from draftgauge.policies.ngrams import NgramIndex
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts

@@ -10,9 +10,11 @@ import torch
 
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.verification import Sampling
 from markov import Enumerator, MarkovModel, assert_same_law, law_of_model
+from tiny import tiny_model
 
 UNUSED = torch.Generator()  # the enumerator draws instead
 
@@ -70,6 +72,20 @@ def test_a_draft_drawn_at_another_temperature(monkeypatch):
     target = MarkovModel.random(3, seed=5)
     drafter = LanguageModelDrafter(target.noised(0.5, seed=6), sampling=Sampling(2.0), generator=UNUSED)
     check_law(monkeypatch, target, drafter, 2, [2], DecodingSettings(3, Sampling(0.8, top_k=2)))
+
+
+def test_a_hybrid_target_and_a_hybrid_draft_model(monkeypatch):
+    kinds = {"layer_types": ["linear_attention", "full_attention"], "vocab_size": 2, "linear_num_value_heads": 2}
+    kinds |= {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    target, draft = (wrap(tiny_model("qwen3_5_text", seed=seed, **kinds)) for seed in (1, 2))
+    drafter = LanguageModelDrafter(draft, sampling=Sampling(1.0), generator=UNUSED)
+    settings = DecodingSettings(3, Sampling(1.0))
+
+    def speculation():
+        return tuple(speculative_decode(target, drafter, FixedLength(2), [1, 0], settings, UNUSED).tokens)
+
+    expected = Enumerator(monkeypatch).law(lambda: tuple(plain_decode(target, [1, 0], settings, UNUSED).tokens))
+    assert_same_law(Enumerator(monkeypatch).law(speculation), expected)
 
 
 def test_the_plain_loop(monkeypatch):

@@ -19,7 +19,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Step, reads_of
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
 from timed_work import Clock, TimedDrafter, TimedModel
 from tiny import tiny_model, tokens

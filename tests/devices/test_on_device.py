@@ -25,7 +25,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.policies.batch import make_batch_policy
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.manifest import Manifest
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter

@@ -17,7 +17,7 @@ from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import attach_taps
-from draftgauge.traces import checks
+from draftgauge.traces.trace import accepted_lengths
 from reuse_nets import DESIGNS, SETTINGS, VOCABULARY, net_for, target, texts
 from walks import walked
 
@@ -34,7 +34,7 @@ def drafted_from_every_position(net: ReuseNet, model: CachedModel, text: HeldOut
     drafter = follower(net, model)
     model.forward(torch.tensor(text.tokens))
     drafts = draft_position_by_position(drafter, list(text.prompt), list(text.output), DEPTHS)
-    return checks.accepted_lengths(np.array(text.output, np.int32), drafts.tokens).tolist()
+    return accepted_lengths(np.array(text.output, np.int32), drafts.tokens).tolist()
 
 
 @pytest.mark.parametrize(("design", "draft_vocabulary"), [*((design, 0) for design in DESIGNS), ("hidden", 4)])

@@ -25,7 +25,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, assert_same_law, law_of_module

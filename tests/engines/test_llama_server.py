@@ -21,7 +21,7 @@ from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.models.vocabulary import end_tokens
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import read_counts
 from engine_processes import llama_server, need_llama_server

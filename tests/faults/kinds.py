@@ -21,10 +21,10 @@ from draftgauge.policies.fitted import FittedPolicy, load_fitted, save_fitted
 from draftgauge.studies.kvshot.cells import Cell
 from draftgauge.studies.kvshot.presets import HIDDEN
 from draftgauge.studies.kvshot.results import read_result
-from draftgauge.traces.costs import CostCurve, pair_fingerprint, run_costs
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.datastore import About, Datastore, stored_output
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import Run
 from draftgauge.traces.writer import TraceWriter
 from draftgauge.training.checkpoints import LATEST, load_checkpoint, save_checkpoint
 from kvshot_results import cells, study, write_result
@@ -72,7 +72,7 @@ def _manifest(seed: int) -> Manifest:
 
 def _costs(seed: int) -> CostCurve:
     verify, draft = ((tuple(part * n + base for n in range(GAMMA + 1)),) for part, base in ((0.001, 0.01), (0.002, 0)))
-    pair = pair_fingerprint(_manifest(seed))
+    pair = _manifest(seed).pair
     return CostCurve((0,), verify, draft, (0.01,), "uncompressed", "cpu", "float32", pair=pair, engine="lean")
 
 
@@ -85,7 +85,8 @@ def _make_run(folder: Path, seed: int) -> None:
 
 
 def _read_run(folder: Path) -> Any:
-    return read_trace(folder), run_costs(folder), Manifest.load(folder).prompts
+    run = Run(folder)
+    return run.trace, run.costs, run.manifest.prompts
 
 
 def _make_datastore(folder: Path, seed: int) -> None:

@@ -25,7 +25,7 @@ from draftgauge.integrations.vllm_costs import CostProbe
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.loading import load_model
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 from tiny import save_noisy, save_tiny, tiny_tokenizer, tokens

@@ -21,8 +21,7 @@ from draftgauge.judging.statistics.paired import holm
 from draftgauge.judging.verdict import recommended
 from draftgauge.policies import fitted, make_policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.traces.build import select, take
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, select, take
 from synthetic import repeating_trace, synthetic_trace
 
 GAMMA_MAX = 6

@@ -15,7 +15,7 @@ from draftgauge.judging.hindsight import text_runs
 from draftgauge.judging.positions import draft_caps
 from draftgauge.judging.replay import replay
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.policies.two_source import TwoSource, TwoSourceNumbers
 from draftgauge.traces.trace import Trace
 from linear_costs import curve
@@ -68,7 +68,8 @@ def test_examples_are_the_tokens_that_would_be_judged(traces) -> None:
     assert drafted[:, -1].sum() == np.minimum(trace.accepted, draft_caps(trace)).sum()
     runs = text_runs(trace)
     depths = np.arange(GAMMA_MAX + 1) <= trace.accepted[:, None]
-    assert looked_up[:, -1].sum() == runs[depths].sum()  # right ones; each run ends with at most one wrong one
+    right = looked_up[:, -1].sum()  # where nothing is drafted, copying a whole span may be right for longer
+    assert runs[:, 1:][depths[:, 1:]].sum() < right <= runs[depths].sum()
     assert (looked_up[:, -1] == 0).sum() <= depths.sum()
 
 

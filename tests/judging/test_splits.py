@@ -9,8 +9,7 @@ import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.splits import MIN_PROMPTS, design_of, prompt_keys, split_trace, splits_of
-from draftgauge.traces.build import select
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, select
 from synthetic import SPLITS, same_rows, synthetic_trace
 
 

@@ -18,7 +18,7 @@ from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, _Bench, _curve, _
 from draftgauge.meter.steps import BACKLOGS, Sample
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
 from synthetic import synthetic_trace
 from timed_work import Clock, TimedDrafter, TimedModel

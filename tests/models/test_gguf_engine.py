@@ -28,7 +28,7 @@ from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from gguf_files import need_libllama, write_gguf
 from linear_costs import LinearCosts
 from tiny import tiny_tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,16 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
+from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.traces.costs import ARTEFACT, CostCurve
 from tiny import noisy, one_pass, tiny_model, tokens
 
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 16}
@@ -117,6 +121,24 @@ def test_a_hybrid_draft_model_drafts_from_every_position() -> None:
     slow = draft_position_by_position(LanguageModelDrafter(draft), PROMPT, output, 4)
     np.testing.assert_array_equal(fast.tokens, slow.tokens)
     np.testing.assert_allclose(fast.shown, slow.shown, atol=5e-5)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_what_rolling_back_takes_is_measured_and_replayed(recurrent: bool, tmp_path: Path) -> None:
+    target = wrap(hybrid("qwen3_5_text") if recurrent else tiny_model())
+    drafter = LanguageModelDrafter(wrap(tiny_model("llama", seed=7, num_hidden_layers=1)))
+    plan = MeterPlan(PROMPT, (30,), gamma_max=2, seconds=0.2)
+    curve = measure_costs(target, drafter, plan, np.random.default_rng(0))
+    assert len(curve.rollback) == 2 * recurrent
+    assert all(seconds > 0 for seconds in curve.rollback)
+    first, last = curve.rollback or (0.0, 0.0)
+    # Nothing is rolled back where nothing is proposed, or all of it is accepted.
+    np.testing.assert_array_equal(
+        curve.rollback_seconds(np.array([0, 2, 2, 2, 9]), np.array([0, 0, 1, 2, 5])), [0.0, first, last, 0.0, last]
+    )
+    older = {name: held for name, held in to_mapping(curve).items() if name != "rollback"}
+    ARTEFACT.write(tmp_path / "costs.json", older)
+    assert CostCurve.load(tmp_path / "costs.json").rollback == ()
 
 
 @pytest.mark.parametrize("family", REFUSED)

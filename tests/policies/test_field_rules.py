@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from draftgauge.api.policies import read_policies
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.fitted import bundled_policy, save_fitted
+from draftgauge.policies.spec import read_policies
 from draftgauge.policies.speckv import Network, SpecKV
 from draftgauge.policies.vllm import LearnedChances
 from linear_costs import LinearCosts

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.api.policies import expanded, read_policies
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies import Policy, Signal, SignalArrays, StatelessPolicy, Step, make_policy
+from draftgauge.policies import Policy, Signal, SignalArrays, StatelessPolicy, Step
 from draftgauge.policies.base import asks_after_each_token
-from draftgauge.policies.registry import current_name, fixed_length
+from draftgauge.policies.spec import PolicySpec, make_policy, read_policies
 from linear_costs import LinearCosts
 
 GAMMA_MAX = 5
@@ -109,11 +108,11 @@ def test_policies_that_weigh_cost_need_a_cost_curve_and_room_for_a_draft(name: s
 
 def test_bare_fixed_stands_for_every_length() -> None:
     def names(spec: str) -> list[str]:
-        return [policy.spec for policy in expanded(read_policies([spec]), 3)]
+        return [policy.text for policy in read_policies([spec], 3)]
 
     assert names("fixed") == ["fixed:1", "fixed:2", "fixed:3"]
     assert names("fixed:2") == ["fixed:2"]
     assert names("no-draft") == names("none") == ["no-draft"]  # its name in earlier versions
     assert make_policy("none", 3) == make_policy("no-draft", 3)
     specs = ("none", "fixed:gamma=4", "fixed", "stopping")
-    assert [fixed_length(current_name(spec)) for spec in specs] == [0, 4, None, None]
+    assert [PolicySpec.of(spec).length for spec in specs] == [0, 4, None, None]

@@ -7,7 +7,9 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies import registry
-from draftgauge.policies.registry import make_parsed, parse_spec, register_policy
+from draftgauge.policies import spec as specs
+from draftgauge.policies.registry import register_policy
+from draftgauge.policies.spec import PolicySpec
 from linear_costs import LinearCosts
 
 
@@ -33,13 +35,14 @@ def nuts(count: int, *, gamma_max: int, costs: LinearCosts) -> int:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "POLICIES", {})
+    monkeypatch.setattr(specs, "POLICIES", {})
+    monkeypatch.setattr(registry, "POLICIES", specs.POLICIES)
     for name, factory in {"water": Water, "tea": Tea, "punch": punch, "nuts": nuts}.items():
         register_policy(name, "")(factory)
 
 
 def made(spec: str, gamma_max: int = 8) -> Any:
-    return make_parsed(*parse_spec(spec), gamma_max, LinearCosts(9))
+    return PolicySpec.parse(spec).make(gamma_max, LinearCosts(9))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS
-from draftgauge.policies import make_policy
 from draftgauge.policies.base import Signal
 from draftgauge.policies.fitted import (
     FILE,
@@ -23,10 +22,10 @@ from draftgauge.policies.fitted import (
     bundled_policy,
     fitted_policy,
     load_fitted,
-    policy_of_file,
     save_fitted,
 )
 from draftgauge.policies.pricing import Prices
+from draftgauge.policies.spec import make_policy
 from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
 from linear_costs import LinearCosts
 
@@ -146,7 +145,7 @@ def test_numbers_that_cannot_be_are_refused(name: str, path: str, value: object,
     if finite:  # a file of it is refused likewise, naming the file
         FILE.write(tmp_path / "edited.json", asdict(broken))
         with pytest.raises(DraftgaugeError, match=r"edited\.json"):
-            policy_of_file(tmp_path / "edited.json", broken.gamma_max, LinearCosts())
+            make_policy(str(tmp_path / "edited.json"), broken.gamma_max, LinearCosts())
 
 
 def test_an_edited_file_and_one_of_an_earlier_version_are_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from draftgauge.policies import make_policy
 from draftgauge.reporting.style import COLOURS, signed
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import read_trace
 
 RANKED = Path(__file__).parents[2] / "docs" / "results" / "rank-qwen.json"
 FETCHING = ("src", "href", "xlink:href", "srcset", "action", "data", "poster", "background")

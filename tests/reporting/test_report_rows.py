@@ -19,27 +19,26 @@ from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.reporting import page
 from draftgauge.reporting.page import advise, policy_table, render
-from draftgauge.reporting.rows import Run, best_length, describe, judge_run, policy_rows
-from draftgauge.traces.build import select
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.reader import read_trace
+from draftgauge.reporting.rows import JudgedRun, best_length, describe, judge_run, policy_rows
+from draftgauge.traces.run import Run
+from draftgauge.traces.trace import select
 
 POLICIES = ("hf-confidence", "cumulative-confidence", "hf-heuristic", "stopping", "two-source")
 LIVE = ("ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high", "tokens_per_second")
 
 
-def read_runs(folders: list[Path], bench: list[dict[str, Any]]) -> list[Run]:
+def read_runs(folders: list[Path], bench: list[dict[str, Any]]) -> list[JudgedRun]:
     runs = []
     for folder in folders:
-        trace, costs = read_trace(folder), CostCurve.load(folder / COSTS_NAME)
+        run = Run(folder)
+        trace, costs = run.read()
         policies = {spec: make_policy(spec, trace.gamma_max, costs) for spec in POLICIES}
-        runs.append(judge_run(folder, costs, design_of(trace), policies, bench))
+        runs.append(judge_run(run, design_of(trace), policies, bench))
     return runs
 
 
 @pytest.fixture(scope="module")
-def read(runs: list[Path]) -> list[Run]:
+def read(runs: list[Path]) -> list[JudgedRun]:
     return read_runs(runs, [])
 
 
@@ -93,7 +92,7 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
 def test_bad_input_is_refused(runs, live_row):
     with pytest.raises(TraceError, match=r"same compression: give one run \(draftgauge report "):
         render(read_runs([runs[0], runs[0]], []))
-    trace, costs = read_trace(runs[0]), CostCurve.load(runs[0] / COSTS_NAME)
+    trace, costs = Run(runs[0]).read()
     modelled = evaluate(trace, costs, {"no-draft": make_policy("no-draft", 6)})
     with pytest.raises(DraftgaugeError, match="lacks mismatches"):
         read_runs(runs, modelled)
@@ -124,7 +123,7 @@ def test_fitted_policies_go_by_their_file(read, tmp_path, monkeypatch):
     spec = str(tmp_path / "mine.json")
     save_fitted(FittedPolicy("sure", 6, (), {}, trained_on=("code/p0",)), tmp_path / "mine.json")
     run = read[0]
-    found = judge_run(run.folder, run.cost, design_of(run.trace), {spec: make_policy(spec, 6, run.cost)})
+    found = judge_run(Run(run.folder), design_of(run.trace), {spec: make_policy(spec, 6, run.cost)})
     assert any(line[0] == "mine" for line in policy_table(found, ALL_TASKS, [1]).lines)
     assert "fitted on 1 prompts" in describe(spec)
 
@@ -146,7 +145,7 @@ def test_live_rows_of_another_run_of_the_same_target_are_left_out(runs, live_row
 
 
 def test_flags_are_of_engines_that_the_costs_of_the_run_hold_for(
-    read: list[Run], monkeypatch: pytest.MonkeyPatch
+    read: list[JudgedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``advise`` refuses the others without costs of their own."""
     monkeypatch.setattr(page, "flags_of", lambda engine, setting, *_: setting)

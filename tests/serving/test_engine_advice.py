@@ -13,7 +13,7 @@ import pytest
 
 from draftgauge.judging.replay import plain_replay, replay, replay_lengths
 from draftgauge.judging.splits import Design
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length
 from draftgauge.serving.engines import ENGINES, PLAIN, Deployment, engine_of, settings_document
 from draftgauge.traces.engine_costs import EngineCosts

@@ -10,8 +10,9 @@ import pytest
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.signals import SignalName
-from draftgauge.traces.costs import CostCurve, Measurement, pair_fingerprint, run_costs
+from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts, read_costs
+from draftgauge.traces.run import Run
 from synthetic import synthetic_manifest
 
 CURVE = CostCurve(
@@ -100,13 +101,13 @@ def test_a_curve_that_cannot_have_been_measured_is_refused(
 def test_costs_of_something_else_than_the_trace_are_refused(tmp_path: Path, name: str, other: str) -> None:
     manifest = synthetic_manifest(1, gamma_max=2, max_new_tokens=8)
     manifest.save(tmp_path)
-    own = replace(CURVE, engine="lean", pair=pair_fingerprint(manifest))
+    own = replace(CURVE, engine="lean", pair=manifest.pair)
     for curve in (CURVE, own):
         curve.save(tmp_path / "costs.json")
-        assert run_costs(tmp_path) == replace(curve, engine="lean"), "of the trace's engine, where it does not say"
+        assert Run(tmp_path).costs == replace(curve, engine="lean"), "of the trace's engine, where it does not say"
     replace(own, **{name: other}).save(tmp_path / "costs.json")
     with pytest.raises(TraceError, match=f"costs.json is of {name} {re.escape(other)}, the trace of {name}"):
-        run_costs(tmp_path)
+        _ = Run(tmp_path).costs
 
 
 @pytest.mark.parametrize(("plain", "first"), [(10.0, 0.01), (0.02, 0.01), (0.0001, 0.01), (0.01, 0.03)])

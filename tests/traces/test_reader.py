@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.core.errors import TraceError
-from draftgauge.traces.build import make_trace
+from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.traces.manifest import MANIFEST_NAME
-from draftgauge.traces.reader import find_runs, read_trace
+from draftgauge.traces.run import Run, make_trace, read_trace
 from draftgauge.traces.shards import next_shard, shard_paths, write_shard
 from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records
@@ -49,14 +48,16 @@ def test_tasks_choose_prompts(run: Path) -> None:
 
 
 def test_find_runs(run: Path, tmp_path: Path) -> None:
-    assert find_runs(run) == [run]
+    assert Run.load(run) == Run(run)
     shutil.copytree(run, tmp_path / "int8")
     (tmp_path / "other").mkdir()
-    assert find_runs(tmp_path) == [tmp_path / "int8", run]
+    assert Run.find(tmp_path) == [Run(tmp_path / "int8"), Run(run)]
+    with pytest.raises(DraftgaugeError, match="holds 2 runs: name one of them"):
+        Run.load(tmp_path)
     with pytest.raises(TraceError, match="holds no trace"):
-        find_runs(tmp_path / "other")
+        Run.find(tmp_path / "other")
     with pytest.raises(TraceError, match="there is no folder"):
-        find_runs(tmp_path / "absent")
+        Run.find(tmp_path / "absent")
 
 
 def test_a_lost_shard_is_noticed(run: Path) -> None:

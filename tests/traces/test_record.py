@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.build import remaining_rows, select, take
-from draftgauge.traces.checks import accepted_lengths
-from draftgauge.traces.record import PromptRecord, make_record
-from draftgauge.traces.trace import PromptInfo, Trace
+from draftgauge.traces.trace import (
+    PromptInfo,
+    PromptRecord,
+    Trace,
+    accepted_lengths,
+    make_record,
+    remaining_rows,
+    select,
+    take,
+)
 from synthetic import synthetic_record, synthetic_trace
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.build import make_trace, select
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.run import make_trace, read_trace
+from draftgauge.traces.trace import select
 from synthetic import same_rows, sampled_records, synthetic_manifest
 from written_runs import write_records
 

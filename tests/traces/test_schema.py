@@ -10,12 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.build import make_trace
-from draftgauge.traces.parquet import read_parquet, write_parquet
-from draftgauge.traces.reader import read_trace
-from draftgauge.traces.record import PromptRecord, make_record
-from draftgauge.traces.shards import read_shard, write_shard
-from draftgauge.traces.trace import PromptInfo
+from draftgauge.traces.run import make_trace, read_trace
+from draftgauge.traces.shards import read_parquet, read_shard, write_parquet, write_shard
+from draftgauge.traces.trace import PromptInfo, PromptRecord, make_record
 from synthetic import same_rows, synthetic_manifest, synthetic_records
 from written_runs import write_records
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.traces.build import make_trace
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import read_trace
-from draftgauge.traces.record import PromptRecord
+from draftgauge.traces.run import make_trace, read_trace
 from draftgauge.traces.shards import shard_paths
+from draftgauge.traces.trace import PromptRecord
 from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.policies import NamedPolicy, default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import AdviseRequest
-from draftgauge.api.runs import only_run, read_run
+from draftgauge.api.runs import Run, fitted_here
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, warn
@@ -24,7 +23,8 @@ from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import Verdict, verdict_of
 from draftgauge.models.reference import REFERENCE, resolve_source
-from draftgauge.policies.registry import FIXED, make_policy
+from draftgauge.policies.registry import FIXED
+from draftgauge.policies.spec import PolicySpec, make_policy, read_policies
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.serving.advice import acceptance_to_pay, advise_batch, advise_settings, best_length, flags_of
 from draftgauge.serving.client import CLIENTS
@@ -42,11 +42,11 @@ from draftgauge.serving.engines import (
     settings_document,
 )
 from draftgauge.serving.requests_trace import import_requests
-from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
 from draftgauge.traces.manifest import COSTS_NAME, Manifest
-from draftgauge.traces.reader import select_tasks
+from draftgauge.traces.run import select_tasks
+from draftgauge.traces.trace import narrow
 
 Z95 = 1.96
 REUSE, CHECKPOINT = "reuse", "checkpoint"
@@ -70,7 +70,7 @@ class _Source:
     design: Design
     curves: Mapping[int, CostCurve]
     deployment: Deployment
-    own: tuple[NamedPolicy, ...] = ()
+    own: tuple[PolicySpec, ...] = ()
     policies: bool = False
     drawn: float | None = None
     first: str = ""
@@ -124,17 +124,17 @@ def advise(request: AdviseRequest) -> list[Row]:
         if counts is None:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
         return _from_counters(request, engine, counts)
-    return _rows(request, engine, _from_run(request, engine, *only_run(request.folder)), counts)
+    return _rows(request, engine, _from_run(request, engine, Run.load(request.folder)), counts)
 
 
-def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manifest) -> _Source:
-    path = request.costs or run / COSTS_NAME
-    format_ = _checkpoint_format(engine, run, manifest)
+def _from_run(request: AdviseRequest, engine: Engine, run: Run) -> _Source:
+    manifest, path = run.manifest, request.costs or run.folder / COSTS_NAME
+    format_ = _checkpoint_format(engine, run)
     measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
     if request.costs is None or (measured is None and not engine.loop):
-        _check_loop(engine, run, path, manifest)
+        _check_loop(engine, run, path)
     curves = read_costs(path, engine.name)
-    trace, _ = read_run(run, request.judged.tasks)
+    trace, _ = run.read(request.judged.tasks)
     drafted_by = None if measured is None else measured.drafted_by
     if format_ is not None and drafted_by == BY_DRAFTGAUGE:
         raise DraftgaugeError(
@@ -155,11 +155,10 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Path, manifest: Manif
         served = draft if manifest.drafter == CHECKPOINT else f"{draft.rstrip('/')}-{format_}"
         deployment = replace(deployment, drafter=format_, draft=served, proposer=False)
         first = "" if served == draft else shlex.join(["draftgauge", "export", draft, "--out", served])
-    specs = request.policies or default_policies(run)
-    own = expanded(read_policies(specs), trace.gamma_max)
+    own = read_policies(request.policies or run.usual_policies(fitting=False), trace.gamma_max)
     in_proposer = drafted_by != BY_ENGINE and format_ is None  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
-    design = design_for(own, run, manifest, trace, request.judged.split)
+    design = run.design(own, trace, request.judged.split)
     return _Source(design, curves, deployment, own, policies, first=first, command=manifest.command)
 
 
@@ -176,11 +175,11 @@ def recorded_with(manifest: Manifest) -> tuple[str, ...]:
     return (*words, *manifest.code_options, *manifest.rendering.options)
 
 
-def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | None:
+def _checkpoint_format(engine: Engine, run: Run) -> str | None:
     """The format in which the engine loads a drafter that reads the target, a trained one after its export; None of
     other kinds. Refuses a drafter that the engine cannot run.
     """
-    kind, draft = manifest.drafter, manifest.draft
+    kind, draft = run.manifest.drafter, run.manifest.draft
     if not engine.drafters or kind in engine.drafters:
         return None
     if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:
@@ -205,16 +204,16 @@ def _checkpoint_format(engine: Engine, run: Path, manifest: Manifest) -> str | N
     )
 
 
-def _check_loop(engine: Engine, run: Path, costs: Path, manifest: Manifest) -> None:
+def _check_loop(engine: Engine, run: Run, costs: Path) -> None:
     """Refuse costs that were measured in another engine's decoding loop."""
     if not engine.loop:
         file = Path(f"{engine.name}-costs.json")
         again = shlex.join(["draftgauge", "advise", str(run), "--engine", engine.name, "--costs", str(file)])
         raise DraftgaugeError(
-            f"what a step costs in {engine.name} is not known from {costs}: {_to_measure(engine, manifest, file)}, and "
-            f"`{again}` (docs/serving.md says more)"
+            f"what a step costs in {engine.name} is not known from {costs}: "
+            f"{_to_measure(engine, run.manifest, file)}, and `{again}` (docs/serving.md says more)"
         )
-    recorded = manifest.target.engine
+    recorded = run.manifest.target.engine
     if not engine.priced_by(recorded):
         again = "a run with --target TARGET.gguf" if engine.name == "gguf" else "one with the model it was made from"
         raise DraftgaugeError(
@@ -271,8 +270,8 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
         others = [p for p in source.own if p.fitted is not None and p.fitted.gamma_max != trace.gamma_max]
         source = replace(source, own=tuple(policy for policy in source.own if policy not in others))
         for policy in others:
-            warn(f"{policy.spec} was not fitted for drafts of up to {trace.gamma_max}, as priced: not tried")
-    named = [policy.spec for policy in source.own]
+            warn(f"{policy} was not fitted for drafts of up to {trace.gamma_max}, as priced: not tried")
+    named = [policy.text for policy in source.own]
     settings = engine.settings(trace.gamma_max, named if source.policies else None, source.deployment.drafter)
     asked_for = [spec for spec in named if not spec.startswith(FIXED) or spec in request.policies]
     left_out = [spec for spec in asked_for if spec not in settings]

@@ -8,16 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.arms import BenchPrompt, bench_arms, own_arm, without_failed
-from draftgauge.api.baselines import DEFAULT_CONSTANT, transformers_arms
+from draftgauge.api.arms import DEFAULT_CONSTANT, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
 from draftgauge.api.pair import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
-from draftgauge.api.policies import NamedPolicy, expanded, fitted_on, read_policies, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import Run, fitted_on, warn_of_other_pairs, warn_of_seen
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
@@ -33,11 +31,11 @@ from draftgauge.judging.splits import EVERYTHING, MIN_PROMPTS, Design, design_of
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import compared_policies, current_name, fixed_length, fixed_name, with_objects
+from draftgauge.policies.registry import compared_policies, with_objects
+from draftgauge.policies.spec import PolicySpec, read_policies
 from draftgauge.policies.stored_texts import with_stored
-from draftgauge.traces.build import select
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.trace import select
 
 DEFAULTS = ("no-draft", "fixed:2", "fixed:4", "fixed:6", *compared_policies())  # without a recorded run of this drafter
 SETTLED = (  # by the manifest of a run
@@ -51,7 +49,7 @@ MEASURED = ("cost_seconds", "measure")  # by the run, unless another drafter is 
 class _Compared:
     """What to compare: named policies, the user's own ones, and the arm that gains are stated over."""
 
-    named: tuple[NamedPolicy, ...]
+    named: tuple[PolicySpec, ...]
     objects: Mapping[str, Policy]
     over: Reference | None
 
@@ -86,17 +84,17 @@ def bench(
             none can be benched.
     """
     objects = objects or {}
-    over = None if request.over is None else Reference(current_name(request.over), ASKED)
+    over = None if request.over is None else Reference(PolicySpec.of(request.over).text, ASKED)
     rows: list[dict[str, Any]] = []
     if pair is None and request.folder is not None:
         _check_given(request, request.folder)
-        runs = select_runs(request.folder)
+        runs = Run.find(request.folder)
         if len(runs) == 1:
-            return _bench_run(request, *runs[0], objects, over, progress)
-        failed: dict[Path, str] = {}
-        for run, manifest in runs:
+            return _bench_run(request, runs[0], objects, over, progress)
+        failed: dict[Run, str] = {}
+        for run in runs:
             try:
-                benched = _bench_run(request, run, manifest, objects, over, progress)
+                benched = _bench_run(request, run, objects, over, progress)
             except Exception as error:  # what the others took minutes for is not lost
                 if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
                     raise
@@ -135,23 +133,20 @@ def _compared(
     request: BenchRequest, objects: Mapping[str, Policy], default: Sequence[str], gamma_max: int, over: Reference | None
 ) -> _Compared:
     """The policies to decode with, that of ``over`` among them; unknown ones are refused before anything is loaded."""
-    specs = request.policies or (() if objects else tuple(d for d in default if (fixed_length(d) or 0) <= gamma_max))
+    usual = () if objects else tuple(d for d in default if (PolicySpec.of(d).length or 0) <= gamma_max)
+    specs = request.policies or usual
     if over is not None and over.arm != PLAIN:
         if over.arm == "fixed":
             raise DraftgaugeError(f"gains are stated over one policy, and {over.arm!r} stands for several")
         specs = specs if over.arm in objects else (*specs, over.arm)
-    return _Compared(expanded(read_policies(specs), gamma_max), objects, over)
+    return _Compared(read_policies(specs, gamma_max), objects, over)
 
 
 def _bench_run(
-    request: BenchRequest,
-    run: Path,
-    manifest: Manifest,
-    objects: Mapping[str, Policy],
-    over: Reference | None,
-    progress: Progress,
+    request: BenchRequest, run: Run, objects: Mapping[str, Policy], over: Reference | None, progress: Progress
 ) -> list[dict[str, Any]]:
     """Rows of one recorded run: its manifest determines the pair, the prompts and the lengths."""
+    manifest = run.manifest
     if manifest.temperature > 0:
         raise DraftgaugeError(
             f"{run} holds a trace of sampled decoding (temperature {manifest.temperature:g}), and bench decodes "
@@ -159,12 +154,12 @@ def _bench_run(
             "this one"
         )
     recorded = request.pair.drafter is None  # else its prompts are decoded with another drafter
-    trace, costs = read_run(run)
+    trace, costs = run.read()
     design = design_of(trace)
     default: Sequence[str] = DEFAULTS
     if recorded:
         best = best_fixed_gamma(design.training, costs)
-        over = over or Reference(fixed_name(best), SAME_PROMPTS if design.train is None else TRAIN)
+        over = over or Reference(PolicySpec.fixed(best).text, SAME_PROMPTS if design.train is None else TRAIN)
         near = sorted({max(1, best - 2), max(1, best), min(manifest.gamma_max, max(1, best) + 2)})
         default = ("no-draft", *(f"fixed:{gamma}" for gamma in near), *compared_policies())
     compared = _compared(request, objects, default, manifest.gamma_max, over)
@@ -182,7 +177,7 @@ def _bench_run(
     prompts = prompts_of(run, replace(request.prompts, split=None), unseen)
     decoded = {prompt.index for prompt, _ in prompts}
     judged = select(trace, [prompt.index in decoded for prompt in trace.prompts])
-    warn_of_seen(run, Design(split or EVERYTHING, judged, None), compared.named)
+    warn_of_seen(run.folder, Design(split or EVERYTHING, judged, None), compared.named)
     settled = replace(
         request,
         output=OutputSpec(max_new_tokens=manifest.max_new_tokens),
@@ -205,7 +200,7 @@ def _bench(
     if costs is None and any(policy.weighs_cost for policy in compared.named):
         costs = pair_costs(pair, request.costs, gamma_max, progress=progress)
     held = held_as(pair.compression, pair.target.spec.engine)
-    made = with_objects({p.spec: p.make(gamma_max, costs, held) for p in compared.named}, compared.objects)
+    made = with_objects({p.text: p.make(gamma_max, costs, held) for p in compared.named}, compared.objects)
     if request.datastore is not None:
         decoded = [tokens for _, tokens in prompts]
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))
@@ -214,7 +209,7 @@ def _bench(
     record_passes(pair.target, drafter, gamma_max, length + max(len(tokens) for _, tokens in prompts))
     arms = [own_arm(pair, settings), *(own_arm(pair, settings, spec, own, drafter) for spec, own in made.items())]
     if request.baselines:
-        length_over = fixed_length(compared.over.arm) if compared.over else None
+        length_over = PolicySpec.of(compared.over.arm).length if compared.over else None
         arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT, list(made))
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
     rng = generator(request.randomness.seed, "bench", pair.compression)

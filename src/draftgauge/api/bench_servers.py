@@ -20,7 +20,7 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.seeds import generator
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.reference import REFERENCE
-from draftgauge.policies.registry import fixed_length
+from draftgauge.policies.spec import PolicySpec
 from draftgauge.serving.client import CLIENTS, complete
 from draftgauge.serving.counters import served_models
 from draftgauge.serving.step_costs import costs_of_steps
@@ -45,7 +45,7 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
     """
     urls, engine = _named(request.servers), request.engine
     for name in urls:
-        fixed_length(name)  # refuses what is no length
+        _ = PolicySpec.of(name).length  # refuses what is no length
     if engine not in CLIENTS:
         raise DraftgaugeError(f"servers of {engine} cannot be benched: choose --engine {' or '.join(CLIENTS)}")
     listed = [context for url in urls.values() for context in served_models(engine, url).values()]
@@ -94,7 +94,7 @@ def _named(servers: Sequence[str]) -> dict[str, str]:
 def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
     """A running server as a way of decoding."""
 
-    length = fixed_length(name)
+    length = PolicySpec.of(name).length
 
     def decode(prompt: list[int]) -> ArmRun:
         answer = complete(engine, url, prompt, max_new_tokens)
@@ -111,7 +111,7 @@ def _check_timed(engine: str, arms: Sequence[Arm], prompt: list[int], priced: bo
     where that is asked for, before they are benched.
     """
     metrics = "--enable-per-request-metrics"
-    fixed = [arm.name for arm in arms if priced and fixed_length(arm.name)]
+    fixed = [arm.name for arm in arms if priced and PolicySpec.of(arm.name).length]
     if priced and not fixed:
         raise DraftgaugeError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
     told = {arm.name: arm.decode(prompt) for arm in arms}
@@ -125,7 +125,7 @@ def _check_timed(engine: str, arms: Sequence[Arm], prompt: list[int], priced: bo
 
 def costs_of_arms(engine: str, arms: Sequence[Arm], draft: Arm | None) -> EngineCosts:
     """What a step costs, from servers that have been asked: one plain, others at fixed lengths, and the draft model."""
-    fixed = {length: seconds_a_step(arm) for arm in arms if (length := fixed_length(arm.name))}
+    fixed = {length: seconds_a_step(arm) for arm in arms if (length := PolicySpec.of(arm.name).length)}
     plain = next(arm for arm in arms if arm.name == PLAIN)
     return costs_of_steps(engine, seconds_a_step(plain), fixed, [] if draft is None else seconds_a_step(draft))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
-from draftgauge.api.runs import read_run, select_runs
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
@@ -15,6 +14,7 @@ from draftgauge.judging.positions import check_prompt_tokens
 from draftgauge.judging.splits import split_trace
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.datastore import About, Datastore, grow, stored_output, stored_prompts
+from draftgauge.traces.run import Run
 
 
 @verb(DatastoreBuildRequest)
@@ -30,8 +30,8 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
         TraceError: if the folder holds no complete trace, or lacks the split or the prompts' tokens.
     """
     vocabularies, outputs = set(), []
-    for run, _ in select_runs(request.folder):
-        trace, costs = read_run(run, request.tasks)
+    for run in Run.find(request.folder):
+        trace, costs = run.read(request.tasks)
         part = split_trace(trace, request.split, least=1)
         check_prompt_tokens(part)
         vocabularies.add(costs.vocabulary)

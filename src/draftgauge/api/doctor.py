@@ -10,16 +10,14 @@ from typing import Any
 
 from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
 from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, ProfileRequest
-from draftgauge.api.runs import only_run
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, ModelError, missing_library, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.serving.counters import read_counts
-from draftgauge.traces.costs import run_costs
 from draftgauge.traces.engine_costs import read_costs
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.run import Run
 
 
 @verb(DoctorRequest)
@@ -42,19 +40,20 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
     if request.folder is not None:
         loading = [entry.name for part in (DeviceSpec, LoadSpec) for entry in settings_of(part)]
         _refuse_others(request, str(request.folder), "folder", "costs_file", "server", *loading)
-        return examine(_of_run(request, only_run(request.folder)[0], None))
+        return examine(_of_run(request, Run.load(request.folder), None))
     from draftgauge.api.doctor_files import of_files
-    from draftgauge.api.pair import drafter_of, target_of
+    from draftgauge.api.pair import target_of
     from draftgauge.api.profile import profile
+    from draftgauge.drafters.source import choose_drafter
 
-    evidence = of_files(request.pair, target_of(request.pair), *drafter_of(request.pair))
+    evidence = of_files(request.pair, target_of(request.pair), *choose_drafter(request.pair.drafter))
     rows = examine(evidence)
     if any(row["status"] == "wrong" for row in rows):
         return rows
     with tempfile.TemporaryDirectory(prefix="draftgauge-doctor-") as scratch:
-        run = request.out or Path(scratch)
+        run = Run(request.out or Path(scratch))
         parts = ("pair", "prompts", "output", "drafts", "sampling", "randomness", "costs")
-        recording = ProfileRequest(out=run, **{part: getattr(request, part) for part in parts})
+        recording = ProfileRequest(out=run.folder, **{part: getattr(request, part) for part in parts})
         profile(recording, progress=progress)
         return examine(_of_run(request, run, evidence))
 
@@ -66,8 +65,8 @@ def _refuse_others(request: DoctorRequest, looked_at: str, *used: str) -> None:
         raise DraftgaugeError(f"{looked_at} is looked at as it is: leave out {', '.join(idle)}, or it")
 
 
-def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evidence:
-    manifest, trace = Manifest.load(run), read_trace(run)
+def _of_run(request: DoctorRequest, run: Run, of_files: Evidence | None) -> Evidence:
+    manifest, trace = run.manifest, run.trace
     spec = replace(request.pair, target=manifest.target.source, drafter=manifest.drafts_with)
     spec = replace(spec, loading=replace(spec.loading, tokenizer=manifest.tokenizer or spec.loading.tokenizer))
     if of_files is None:
@@ -83,8 +82,8 @@ def _of_run(request: DoctorRequest, run: Path, of_files: Evidence | None) -> Evi
     if request.costs_file is not None:
         curves = read_costs(request.costs_file, request.server or "draftgauge")
         costs = curves[min(curves)]
-    elif (run / COSTS_NAME).is_file():
-        costs = run_costs(run)
+    elif (run.folder / COSTS_NAME).is_file():
+        costs = run.costs
     held = UNKNOWN if of_files.compression is None else (manifest.target.compression, of_files.compression[1])
     evidence = replace(of_files, trace=trace, costs=costs, compression=held)
     if manifest.drafter == CHECKPOINT and trace.sampled is None and evidence.tokenizer is not None:

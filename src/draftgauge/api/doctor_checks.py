@@ -24,9 +24,8 @@ from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
-from draftgauge.traces.build import narrow
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, narrow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -279,6 +278,15 @@ def verify_cost(e: Evidence) -> Seen:
     return _too_expensive(e, seen, "verify")
 
 
+def rollback_cost(e: Evidence) -> Seen:
+    if not e.costs.rollback or e.costs.doubt():
+        return None if e.costs.rollback else (False, "no recurrent state has to be rolled back")
+    now, then = e.best[0], best_fixed(e.trace, replace(e.costs, rollback=()))[0]
+    share = e.costs.rollback[0] / e.costs.verify[len(e.costs.contexts) // 2][1]
+    seen = f"a rejected first token costs {share:.0%} of verifying it; the best length is {now:.2f} times"
+    return then >= WORTH and now - 1 < (then - 1) / 2, f"{seen} as fast as plain decoding, {then:.2f} without that"
+
+
 def _too_expensive(e: Evidence, cost: str, part: str) -> Seen:
     """Whether speculation does not pay and would without this part of the costs, or would only without both."""
     if e.costs.doubt():
@@ -338,6 +346,7 @@ CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
     "busy-machine": (busy, ("costs",)),
     "draft-cost": (draft_cost, ("trace", "costs")),
     "verify-cost": (verify_cost, ("trace", "costs")),
+    "rollback-cost": (rollback_cost, ("trace", "costs")),
     "depth": (depth, ("first",)),
     "acceptance": (acceptance, ("first",)),
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence
-from draftgauge.api.pair import drafter_of, load_pair_of, target_of
+from draftgauge.api.pair import load_pair_of, target_of
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import ModelError
@@ -15,7 +15,7 @@ from draftgauge.drafters.formats.files import read_config, read_tensors
 from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
-from draftgauge.drafters.source import drafter_kind
+from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
 from draftgauge.models.engines.gguf_library import is_gguf
@@ -34,7 +34,7 @@ def of_recorded(spec: PairSpec, manifest: Manifest) -> Evidence:
     """What the files say of the pair of a run; nothing is fetched where they are not here."""
     for entry in filter(None, (manifest.target, manifest.draft)):
         files_of(entry.source)
-    return of_files(spec, manifest.target.source, *drafter_of(spec))
+    return of_files(spec, manifest.target.source, *choose_drafter(spec.drafter))
 
 
 def of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) -> Evidence:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.policies import PAIR
 from draftgauge.api.requests import FitRequest
-from draftgauge.api.runs import fingerprints_of, read_run, select_runs
+from draftgauge.api.runs import PAIR, Run
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import require_writable_file
@@ -31,10 +30,9 @@ from draftgauge.judging.splits import (
 )
 from draftgauge.policies.base import Extends
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
-from draftgauge.traces.build import narrow, select
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, narrow, select
 
 FITS = {"speckv": fit_speckv, "stopping": fit_stopping, "two-source": fit_two_source}
 DRAFTING_RULES = ("cumulative-confidence",)  # simple rules that a fitted policy is compared with, tuned
@@ -64,8 +62,8 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
         raise DraftgaugeError(f"there is nothing to fit in policy {policy!r}; choose one of {', '.join(FITS)}")
     if out.suffix != FITTED_SUFFIX:
         raise DraftgaugeError(f"--out is the {FITTED_SUFFIX} file to write, not {out}")
-    runs = select_runs(request.folder)
-    read = [read_run(run, request.tasks) for run, _ in runs]
+    runs = Run.find(request.folder)
+    read = [run.read(request.tasks) for run in runs]
     if request.costs is not None:
         if len(runs) > 1:
             raise DraftgaugeError(f"--costs are of one target, and {request.folder} holds {len(runs)} runs: name one")
@@ -85,14 +83,14 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
     if (fewest := min(len(trace.prompts) for trace in train)) < MIN_PROMPTS:
         raise DraftgaugeError(f"{fewest} prompts are too few to fit on, {MIN_PROMPTS} are needed")
     fitted = FITS[policy](train, [costs for _, costs in read], seed)
-    manifest = runs[0][1]
+    manifest = runs[0].manifest
     provenance = {
         "command": command_line(),
         "created": timestamp(),
         "target": manifest.target.source,
         "draft": None if manifest.draft is None else manifest.draft.source,
-        PAIR: fingerprints_of(manifest),
-        "compressions": [manifest.target.compression for _, manifest in runs],
+        PAIR: runs[0].fingerprints,
+        "compressions": [run.manifest.target.compression for run in runs],
         "prompts": manifest.prompts.path,
         "training_prompts": len(train[0].prompts),
         "training_positions": sum(trace.positions for trace in train),

@@ -8,9 +8,9 @@ from dataclasses import replace
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import open_store, texts_of
 from draftgauge.api.pair import Pair, load_pair, refuse_beside_pair, sampling_of, target_of
-from draftgauge.api.policies import read_policies, warn_of_other_pairs
 from draftgauge.api.prompts import log
 from draftgauge.api.requests import PLAIN, GenerateRequest
+from draftgauge.api.runs import warn_of_other_pairs
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, PromptError, warn
@@ -24,6 +24,7 @@ from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import IncrementalDecoder, vocabulary_digest
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
+from draftgauge.policies.spec import read_policies
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.traces.datastore import grow, stored_output
 

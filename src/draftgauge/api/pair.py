@@ -209,16 +209,12 @@ def sampling_of(asked: SamplingSpec, target: str) -> Sampling:
 def target_of(spec: PairSpec) -> str:
     if spec.target:
         return spec.target
-    name, source = drafter_of(spec)
+    name, source = choose_drafter(spec.drafter)
     target = drafter_kind(name).trained_for(source)
     if target is None and source is not None and not str(source).startswith(REFERENCE):
         model_folder(source)  # what is no model at all is told first
         raise DraftgaugeError(f"nothing says which target {source} drafts for: name it with --target")
     return target or REFERENCE
-
-
-def drafter_of(spec: PairSpec) -> tuple[str, str | Path | None]:
-    return choose_drafter(spec.drafter)
 
 
 def refuse_beside_pair(request: Any, *others: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, drafter_of, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
+from draftgauge.api.pair import Pair, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
@@ -24,7 +24,6 @@ from draftgauge.api.recording import (
     record_missing,
 )
 from draftgauge.api.requests import ProfileRequest, SamplingSpec
-from draftgauge.api.runs import read_run, warn_of_other_costs
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
@@ -34,7 +33,7 @@ from draftgauge.core.locks import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.dense import DraftsRefused
-from draftgauge.drafters.source import drafter_kind, drafter_kinds
+from draftgauge.drafters.source import choose_drafter, drafter_kind, drafter_kinds
 from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import replay_fixed_all
@@ -43,10 +42,9 @@ from draftgauge.models.compression import QUANTISED, check_quantises, quantizati
 from draftgauge.models.device import release_unused
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.spec import read_configuration
-from draftgauge.traces.build import select
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
-from draftgauge.traces.reader import read_trace
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.run import Run
+from draftgauge.traces.trace import Trace, select
 from draftgauge.traces.writer import TraceWriter
 
 AskedPrompt = tuple[int, tuple[int, ...]]
@@ -138,7 +136,7 @@ def record_runs(
                         warn(f"{writer.folder} holds more prompts than are asked for now ({more}), which count too")
                     finished = writer.manifest.complete and not missing_prompts(writer, encoded)
                     if finished and has_costs(writer, request) and not request.costs.measure:
-                        warn_of_other_costs(writer.folder, manifests[name])
+                        _warn_of_other_costs(writer.folder, manifests[name])
                         continue
                     if pair.compression != name:
                         del pair  # two targets may not fit
@@ -156,14 +154,14 @@ def record_runs(
             )
             raise
     for name, folder in folders.items() if known is None else ():
-        _say_how_answers_look(name, read_trace(folder), end_tokens)
+        _say_how_answers_look(name, Run(folder).trace, end_tokens)
     return list(folders.values())
 
 
 def _check_recordable(request: ProfileRequest) -> None:
     for compression in request.pair.compression:
         quantization_config(compression, torch.float32)
-    kind, _ = drafter_of(request.pair)
+    kind, _ = choose_drafter(request.pair.drafter)
     if request.sampling.temperature > 0 and not issubclass(drafter_kind(kind).drafter_type, DraftsRefused):
         able = [each.name for each in drafter_kinds().values() if issubclass(each.drafter_type, DraftsRefused)]
         raise DraftgaugeError(
@@ -206,6 +204,14 @@ def _say_how_answers_look(compression: str, trace: Trace, end_tokens: frozenset[
         log.info("target %s: %d of %d answers are cut at --max-new-tokens", compression, cut, len(answers))
 
 
+def _warn_of_other_costs(run: Path, asked: Manifest) -> None:
+    """Warn where a finished run keeps costs of another engine or device than what is asked for now."""
+    costs = Run(run).costs
+    kept, now = f"{costs.engine} on {costs.device}", f"{asked.target.engine} on {asked.device}"
+    if kept != now:
+        warn(f"the costs in {run} stay those of {kept}: pass --measure for those of {now}")
+
+
 def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """One row for every run and task (and ``all``): how much was recorded, how much is accepted, which length is best.
 
@@ -217,8 +223,8 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
-        manifest = Manifest.load(run)
-        trace, costs = read_run(run)
+        recorded = Run(run)
+        manifest, (trace, costs) = recorded.manifest, recorded.read()
         verify = costs.verify[len(costs.contexts) // 2]
         noted = None if manifest.outputs is None else read_differences(run)
         for task, mask in task_masks(trace):

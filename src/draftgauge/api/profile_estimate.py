@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from draftgauge.api.pair import drafter_of, target_of
+from draftgauge.api.pair import target_of
 from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import answered_prompts
@@ -16,7 +16,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import drafter_kind
+from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.meter import measured_span
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes, seconds
@@ -43,7 +43,7 @@ def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     (libraries, and weights in another order), ``memory_gib`` (their sum) and ``free_gib`` of the device, None if
     unknown; ``disk_gib``, at most, and ``free_disk_gib``; ``fits``; ``minutes``, about, as fast as memory is read.
     """
-    target, (name, source) = target_of(request.pair), drafter_of(request.pair)
+    target, (name, source) = target_of(request.pair), choose_drafter(request.pair.drafter)
     for model in (target, source):
         if model is not None and is_gguf(model):
             raise DraftgaugeError(f"a plan reads configurations, and {model} is a GGUF file: leave out --plan")

@@ -28,7 +28,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import end_tokens
-from draftgauge.traces.reader import read_trace, select_tasks
+from draftgauge.traces.run import Run
 
 BUNDLED = "reference:"
 ALL_SPLITS = "all"
@@ -148,13 +148,13 @@ def with_answers(
     return joined
 
 
-def prompts_of(run: Path, spec: PromptSpec | None = None, among: Collection[int] | None = None) -> list[EncodedPrompt]:
+def prompts_of(run: Run, spec: PromptSpec | None = None, among: Collection[int] | None = None) -> list[EncodedPrompt]:
     """The prompts of a run with the token ids in its trace: those of ``spec``, with an index in ``among``."""
-    spec, trace = spec or PromptSpec(), read_trace(run)
-    check_prompt_tokens(trace)
+    spec = spec or PromptSpec()
+    check_prompt_tokens(run.trace)
     asked = [
         (Prompt(p.index, p.identifier, p.task, p.split), list(p.prompt_token))
-        for p in select_tasks(trace, spec.tasks, run).prompts
+        for p in run.of_tasks(spec.tasks).prompts
         if spec.split in (None, p.split) and (among is None or p.index in among)
     ]
     if not asked:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.bench import bench
-from draftgauge.api.pair import drafter_of, labelled, target_of
+from draftgauge.api.pair import labelled, target_of
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
@@ -33,13 +33,13 @@ from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
-from draftgauge.policies.registry import NO_DRAFT, make_policy
-from draftgauge.traces.build import conversations, select
-from draftgauge.traces.costs import CostCurve, run_costs
+from draftgauge.policies.registry import NO_DRAFT
+from draftgauge.policies.spec import make_policy
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
-from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
-from draftgauge.traces.reader import read_trace
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.manifest import MANIFEST_NAME
+from draftgauge.traces.run import Run
+from draftgauge.traces.trace import Trace, conversations, select
 
 MIB = 2**20
 
@@ -72,7 +72,7 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     check_engine(request.loading.engine)
     choose_device(request.machine.device)
     require_writable(request.out)
-    runs: dict[str, Path] = {}
+    runs: dict[str, Run] = {}
     failed: dict[str, str] = {}
 
     @contextmanager
@@ -92,7 +92,7 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
         if drafter not in failed:
             with left_out(drafter):
                 _record(request, drafter, run, next(iter(runs.values()), None), progress)
-                runs[drafter] = run
+                runs[drafter] = Run(run)
     recorded = {} if not runs else _comparable(runs, given)
     rows = [] if not runs else rank_rows(recorded)
     for row in rows:
@@ -107,13 +107,14 @@ def _live(
     request: RankRequest, count: int, row: Mapping[str, Any], costs: CostCurve, progress: Progress
 ) -> dict[str, Any]:
     """What decoding the first prompts at a drafter's best setting gains; nothing where it cannot be done."""
-    setting, fitted, trace = row["policy"], {}, read_trace(Path(row["run"]))
+    run = Run(Path(row["run"]))
+    setting, fitted, trace = row["policy"], {}, run.trace
 
     def told(what: str, done: int, total: int) -> None:
         progress(f"{row['drafter']}: {what}", done, total)
 
     asked = BenchRequest(
-        folder=Path(row["run"]),
+        folder=run.folder,
         policies=() if setting == FITTED else (setting,),
         pair=PairSpec(machine=request.machine, loading=request.loading),
         prompts=PromptSpec(limit=count),
@@ -125,7 +126,7 @@ def _live(
     rows = None
     try:
         if setting == FITTED:
-            fitted[setting] = fitted_to(_not_decoded(trace, count), run_costs(Path(row["run"])))
+            fitted[setting] = fitted_to(_not_decoded(trace, count), run.costs)
         rows = bench(asked, objects=fitted, progress=told)
     except DraftgaugeError as error:
         warn(f"{row['drafter']} is not decoded live: {error}")
@@ -200,13 +201,13 @@ def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
 
 
 def _check(request: RankRequest, drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    name, source = drafter_of(_pair_spec(request, drafter))
+    name, source = choose_drafter(drafter)
     loading = request.loading
     options = LoadOptions(trust_remote_code=loading.trust_remote_code, allow_pickle=loading.allow_pickle)
     drafter_kind(name).check(source, tokenizer, options)
 
 
-def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, progress: Progress) -> None:
+def _record(request: RankRequest, drafter: str, run: Path, known: Run | None, progress: Progress) -> None:
     """Record a drafter, along the outputs of the run ``known`` if there is one, and measure its costs."""
     asked = ProfileRequest(
         out=run,
@@ -217,7 +218,7 @@ def _record(request: RankRequest, drafter: str, run: Path, known: Path | None, p
         randomness=request.randomness,
         costs=request.costs,
     )
-    answers = None if known is None else _answers(read_trace(known))
+    answers = None if known is None else _answers(known.trace)
     record_runs(asked, lambda what, done, total: progress(f"{drafter}: {what}", done, total), answers)
     release_unused()
 
@@ -229,9 +230,9 @@ def _answers(trace: Trace) -> dict[AskedPrompt, Answer]:
     }
 
 
-def _comparable(runs: Mapping[str, Path], given: Mapping[str, CostCurve]) -> dict[str, tuple[Trace, CostCurve]]:
+def _comparable(runs: Mapping[str, Run], given: Mapping[str, CostCurve]) -> dict[str, tuple[Trace, CostCurve]]:
     """Traces of the same prompts and outputs, with costs."""
-    traces = {drafter: read_trace(run) for drafter, run in runs.items()}
+    traces = {drafter: run.trace for drafter, run in runs.items()}
     outputs = {drafter: _answers(trace) for drafter, trace in traces.items()}
     first = next(iter(outputs.values()))
     shared = {asked for asked, output in first.items() if all(of.get(asked) == output for of in outputs.values())}
@@ -239,7 +240,7 @@ def _comparable(runs: Mapping[str, Path], given: Mapping[str, CostCurve]) -> dic
         warn(f"{len(shared)} of {max(map(len, outputs.values()))} prompts have the same output in every run, and count")
     if not shared:
         raise TraceError("the runs have no output in common: rank into a new folder")
-    measured = given or {drafter: run_costs(run) for drafter, run in runs.items()}
+    measured = given or {drafter: run.costs for drafter, run in runs.items()}
     if len(places := {f"{of.engine} on {of.device}" for of in measured.values()}) > 1:
         raise DraftgaugeError(f"costs were measured with {' and '.join(sorted(places))}: rank again with --measure")
     costs = given or on_one_target(measured)
@@ -249,8 +250,8 @@ def _comparable(runs: Mapping[str, Path], given: Mapping[str, CostCurve]) -> dic
     }
 
 
-def _weights_mib(run: Path) -> float:
-    manifest = Manifest.load(run)
+def _weights_mib(run: Run) -> float:
+    manifest = run.manifest
     if manifest.draft is None:
         return 0.0
     _, source = choose_drafter(manifest.draft.source)

@@ -35,10 +35,9 @@ from draftgauge.models.engines.static import check_caches_fit
 from draftgauge.models.experts import experts_read
 from draftgauge.models.loading import engine_at, planned_dtype
 from draftgauge.models.vocabulary import vocabulary_digest
-from draftgauge.traces.costs import pair_fingerprint, run_costs
 from draftgauge.traces.manifest import CODE_OPTIONS, COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
-from draftgauge.traces.parts import PATIENCE, join_parts, part_folder
-from draftgauge.traces.writer import TraceWriter
+from draftgauge.traces.run import Run
+from draftgauge.traces.writer import PATIENCE, TraceWriter, join_parts, part_folder
 
 RETRIES = 2  # of a part whose worker died; it goes on where it was
 
@@ -104,7 +103,7 @@ def missing_prompts(writer: TraceWriter, encoded: Sequence[EncodedPrompt]) -> li
 def has_costs(writer: TraceWriter, request: ProfileRequest) -> bool:
     """Whether what the request asks for has been measured."""
     try:
-        costs = run_costs(writer.folder)
+        costs = Run(writer.folder).costs
     except TraceError:  # not measured yet, damaged, or of another pair
         return False
     measured = () if costs.batched is None else costs.batched.batches
@@ -177,9 +176,9 @@ def measure_pair(
     if not curve.doubt():
         keep_costs(pair, curve, plan.sampling)
     experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
-    curve = replace(curve, pair=pair_fingerprint(Manifest.load(run)), experts=experts)
+    curve = replace(curve, pair=Run(run).manifest.pair, experts=experts)
     with suppress(TraceError):  # what batches cost is kept until it is measured again
-        before = run_costs(run)
+        before = Run(run).costs
         same = (before.device, before.engine) == (curve.device, curve.engine)
         curve = replace(curve, batched=before.batched if same else None)
     curve.save(run / COSTS_NAME)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.policies import default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import Run, fitted_here
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.batch_rows import batch_rows
@@ -17,8 +16,8 @@ from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.replay import can_replay
 from draftgauge.judging.verdict import say_verdict
 from draftgauge.policies.base import Policy
-from draftgauge.policies.batch import WHOLE_BATCH
-from draftgauge.policies.registry import current_name, with_objects
+from draftgauge.policies.registry import NO_DRAFT, with_objects
+from draftgauge.policies.spec import WHOLE_BATCH, PolicySpec, read_policies
 from draftgauge.policies.stored_texts import with_stored
 
 
@@ -49,23 +48,24 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
         raise DraftgaugeError("in batches every request has a policy of its own: name policies, give no objects")
     default = not (request.policies or objects or request.batches)
     whole = WHOLE_BATCH if request.batches else ()  # run in any case
-    asked = read_policies(policy for policy in request.policies if policy not in whole)
+    asked = tuple(policy for policy in request.policies if policy not in whole)
+    read_policies(asked)  # refused before any run is read
     rows: list[dict[str, Any]] = []
-    runs = select_runs(request.folder)
-    for run, manifest in runs:
-        usual = ("no-draft", "fixed", *default_policies(run, manifest.gamma_max)) if default else ()
-        named = read_policies(usual) if default else asked
-        policies = expanded(named, manifest.gamma_max)
-        trace, costs = read_run(run, request.judged.tasks)
-        design = design_for(policies, run, manifest, trace, request.judged.split)
+    runs = Run.find(request.folder)
+    for run in runs:
+        texts = (NO_DRAFT, "fixed", *run.usual_policies()) if default else asked
+        policies = read_policies(texts, run.manifest.gamma_max)
+        trace, costs = run.read(request.judged.tasks)
+        design = run.design(policies, trace, request.judged.split)
         if request.batches:
             # Plain decoding and every fixed length are compared anyway.
-            others = tuple(spec for spec in map(current_name, request.policies) if spec not in ("fixed", "no-draft"))
+            named = [PolicySpec.of(policy).text for policy in request.policies]
+            others = tuple(policy for policy in named if policy not in ("fixed", NO_DRAFT))
             rows += batch_rows(design.trace, costs, request.batches, (*others, *WHOLE_BATCH))
             continue
         judged = [prompt.prompt_token for prompt in design.trace.prompts]
         stored = None if request.datastore is None else read_stored(request.datastore, costs.vocabulary, judged)
-        made = with_objects({p.spec: p.make(trace.gamma_max, costs) for p in policies}, objects)
+        made = with_objects({p.text: p.make(trace.gamma_max, costs) for p in policies}, objects)
         if default:
             made = {name: policy for name, policy in made.items() if can_replay(trace, policy)}
         rivals = tune_rivals(design.training, costs) if request.tune else None
@@ -77,6 +77,6 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
         kept: dict[str, Any] = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         kept |= {"run": run.name} if len(runs) > 1 else {}
         own = [dict(row) | kept for row in evaluated]
-        say_verdict([row for row in own if row["task"] == ALL_TASKS], manifest.command)
+        say_verdict([row for row in own if row["task"] == ALL_TASKS], run.manifest.command)
         rows += own
     return rows

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.policies import default_policies, design_for, expanded, fitted_here, read_policies
 from draftgauge.api.requests import ReportRequest
-from draftgauge.api.runs import read_run, select_runs
+from draftgauge.api.runs import Run, fitted_here
 from draftgauge.api.verb import verb
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.provenance import read_measurement
+from draftgauge.policies.spec import read_policies
 from draftgauge.reporting.page import render
 from draftgauge.reporting.rows import judge_run
 
@@ -46,13 +46,13 @@ def write_report(
     out = out or folder / REPORT_NAME
     require_writable_file(out)
     runs = []
-    for run, manifest in select_runs(folder):
-        if compressions is not None and manifest.target.compression not in compressions:
+    for run in Run.find(folder):
+        if compressions is not None and run.manifest.target.compression not in compressions:
             continue
-        named = expanded(read_policies((*default_policies(run, manifest.gamma_max), *policies)), manifest.gamma_max)
-        trace, costs = read_run(run)
-        design = design_for(named, run, manifest, trace, split)
-        made = {policy.spec: policy.make(trace.gamma_max, costs) for policy in named}
-        runs.append(judge_run(run, costs, design, {**made, **fitted_here(named, design, costs)}, live))
+        named = read_policies((*run.usual_policies(), *policies), run.manifest.gamma_max)
+        trace, costs = run.read()
+        design = run.design(named, trace, split)
+        made = {policy.text: policy.make(trace.gamma_max, costs) for policy in named}
+        runs.append(judge_run(run, design, {**made, **fitted_here(named, design, costs)}, live))
     atomic_write_text(out, render(runs, ranked))
     return out

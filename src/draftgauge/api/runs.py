@@ -1,50 +1,96 @@
-"""Recorded runs: which folder holds what, and what speaks against their figures. No model is loaded, and no torch."""
+"""Recorded runs with what is judged on them: policies, designs and verdicts. No model is loaded, and no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, warn
-from draftgauge.traces.costs import CostCurve, run_costs
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.reader import find_runs, read_trace
+from draftgauge.core.table import Rows
+from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
+from draftgauge.judging.replay import Replay
+from draftgauge.judging.splits import Design, design_of, prompt_keys
+from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
+from draftgauge.policies.registry import compared_policies
+from draftgauge.policies.spec import PolicySpec
+from draftgauge.policies.two_source import TWO_SOURCE
+from draftgauge.traces import run as recorded
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
-
-def select_runs(folder: Path) -> list[tuple[Path, Manifest]]:
-    order = {name: position for position, name in enumerate(COMPRESSIONS)}
-    runs = [(run, Manifest.load(run)) for run in find_runs(folder)]
-    return sorted(runs, key=lambda r: (order.get(r[1].target.compression, len(order)), r[0].name))
+PAIR = "pair"
+"""Key of a fitted policy's provenance: fingerprints of target and draft."""
 
 
-def only_run(folder: Path) -> tuple[Path, Manifest]:
-    """The run of a folder; refuses a folder of several."""
-    runs = select_runs(folder)
-    if len(runs) > 1:
-        names = ", ".join(str(run) for run, _ in runs)
-        raise DraftgaugeError(f"{folder} holds {len(runs)} runs: name one of them ({names})")
-    return runs[0]
+class Run(recorded.Run):
+    """A recorded run by its folder: ``Run.load("runs/x")``. What it holds is read when first asked for, and kept.
+
+    Attributes:
+        folder: where it lies.
+        manifest: how it was recorded.
+        trace: the dense trace, see :class:`~draftgauge.traces.trace.Trace`.
+        costs: the cost curve, see :class:`~draftgauge.traces.costs.CostCurve`.
+        prompts: that were recorded.
+    """
+
+    def replay(self, **settings: Any) -> Rows:
+        """Rows of :func:`draftgauge.replay` on this run, with its settings as keywords."""
+        from draftgauge.api.replay import replay
+
+        return replay(folder=self.folder, **settings)
+
+    @property
+    def verdict(self) -> str:
+        """Whether to draft and with what, in words, as ``replay`` without settings says."""
+        return str(next(row["verdict"] for row in self.replay() if row.get("verdict")))
+
+    def usual_policies(self, fitting: bool = True) -> tuple[str, ...]:
+        """Those compared, and what lies fitted in the folder; if ``fitting`` only for drafts as long as the run's."""
+        files = [path for path in sorted(self.folder.glob(f"*{FITTED_SUFFIX}")) if is_fitted(path)]
+        longest = self.manifest.gamma_max
+        kept = (str(path) for path in files if not fitting or load_fitted(path).gamma_max == longest)
+        return (*compared_policies(), *kept)
+
+    def design(self, policies: Sequence[PolicySpec], trace: Trace, split: str | None) -> Design:
+        """The prompts of ``trace`` to judge policies on; warns of those fitted on another pair or on these prompts."""
+        design = design_of(trace, split, fitted_on(policies))
+        warn_of_other_pairs(policies, self.fingerprints)
+        warn_of_seen(self.folder, design, policies)
+        return design
 
 
-def read_run(run: Path, tasks: Sequence[str] | None = None) -> tuple[Trace, CostCurve]:
-    """The trace and the costs of a run; warns of costs that were measured on another device or engine."""
-    trace, costs, manifest = read_trace(run, tasks), run_costs(run), Manifest.load(run)
-    measured, recorded = f"{costs.engine} on {costs.device}", f"{manifest.target.engine} on {manifest.device}"
-    if measured != recorded:
-        warn(f"the costs in {run} are of {measured}, its trace is of {recorded}: seconds are those of {measured}")
-    return trace, costs
+def fitted_on(policies: Sequence[PolicySpec]) -> set[str]:
+    return {key for policy in policies if policy.fitted is not None for key in policy.fitted.trained_on}
 
 
-def warn_of_other_costs(run: Path, asked: Manifest) -> None:
-    """Warn where a finished run keeps costs of another engine or device than what is asked for now."""
-    costs = run_costs(run)
-    kept, now = f"{costs.engine} on {costs.device}", f"{asked.target.engine} on {asked.device}"
-    if kept != now:
-        warn(f"the costs in {run} stay those of {kept}: pass --measure for those of {now}")
+def fitted_here(policies: Sequence[PolicySpec], design: Design, costs: CostCurve) -> dict[str, Replay]:
+    """``two-source`` as it would do once it is fitted to the pair; nothing where a file is, or where it cannot be."""
+    with suppress(DraftgaugeError):
+        if not any(policy.name == TWO_SOURCE and policy.of_file for policy in policies):
+            return {FITTED: replay_fitted(design, costs)}
+    return {}
 
 
-def fingerprints_of(manifest: Manifest) -> dict[str, str | None]:
-    draft = None if manifest.draft is None else manifest.draft.fingerprint
-    return {"target": manifest.target.fingerprint, "draft": draft}
+def warn_of_other_pairs(policies: Sequence[PolicySpec], pair: Mapping[str, str | None]) -> None:
+    """Warn of policies that were fitted on another target or draft than ``pair``, the fingerprints of these."""
+    for policy in policies:
+        fitted = {} if policy.fitted is None else policy.fitted.provenance
+        if PAIR in fitted and fitted[PAIR] != dict(pair):
+            warn(
+                f"{policy} was fitted on another pair ({fitted.get('target')} and "
+                f"{fitted.get('draft') or 'no model'}): its chances of acceptance are of that one; fit it on a run of "
+                "this pair"
+            )
+
+
+def warn_of_seen(run: Path, design: Design, policies: Sequence[PolicySpec]) -> None:
+    """Warn of policies that are evaluated on prompts that they were fitted on."""
+    keys = set(prompt_keys(design.trace))
+    for policy in policies:
+        if policy.fitted is not None and (seen := len(keys.intersection(policy.fitted.trained_on))):
+            warn(
+                f"{policy} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
+                f"{design.split!r}): what it gains there says little about other prompts"
+            )

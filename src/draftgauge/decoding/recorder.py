@@ -18,9 +18,7 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.dense import CHUNK, Chances, DenseDrafts, DraftsRefused, draft_everywhere
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
-from draftgauge.traces.checks import accepted_lengths
-from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.trace import PromptInfo
+from draftgauge.traces.trace import PromptInfo, PromptRecord, accepted_lengths
 from draftgauge.verification import NOT_FINITE, best_tokens, check_finite, entropy_bits
 
 

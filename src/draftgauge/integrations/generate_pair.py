@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from draftgauge.api.costs import measured
 from draftgauge.api.pair import Drafts, Pair, tokenizer_beside
+from draftgauge.core.progress import silent
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.source import Drafting, LoadOptions
 from draftgauge.integrations.generate_arguments import GenerateArguments
-from draftgauge.meter import MeterPlan, measure_costs
+from draftgauge.meter import MeterPlan
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
@@ -49,11 +50,8 @@ class BoundPair:
         """The last one, with what it has recorded on a GPU, where it is to draft alike."""
         if self._last is None or self._last[0] != drafting:
             self._last = None  # its memory is freed before more is taken
-            self._last = drafting, self._new_drafter(drafting)
+            self._last = drafting, self.pair.drafter(drafting.sampling, drafting.generator, drafting.end_tokens)
         return self._last[1]
-
-    def _new_drafter(self, drafting: Drafting) -> Drafter:
-        return self.pair.draft_source.drafter(self.target, self.pair.taps, drafting)
 
     def holds(self, model: PreTrainedModel) -> bool:
         """Whether it is of this model, and neither that nor a draft model of the caller's has changed."""
@@ -64,16 +62,17 @@ class BoundPair:
 
     def measure(self, call: GenerateArguments, gamma_max: int) -> CostCurve:
         """What a step costs around the first prompt of a call."""
-        prompt, sampling = call.rows[0].prompt, call.settings.sampling
-        generator = None if sampling.greedy else torch.Generator(self.target.spec.device).manual_seed(0)
-        tokenizer = self.pair.known_tokenizer
-        vocabulary = "" if tokenizer is None else vocabulary_digest(tokenizer)
-        contexts = [len(prompt) + call.settings.max_new_tokens // 2]
+        prompt, tokenizer = call.rows[0].prompt, self.pair.known_tokenizer
         plan = MeterPlan(
-            prompt, contexts, gamma_max, MEASURING_SECONDS, self.pair.context, vocabulary=vocabulary, sampling=sampling
+            text=prompt,
+            contexts=[len(prompt) + call.settings.max_new_tokens // 2],
+            gamma_max=gamma_max,
+            seconds=MEASURING_SECONDS,
+            context_limit=self.pair.context,
+            vocabulary="" if tokenizer is None else vocabulary_digest(tokenizer),
+            sampling=call.settings.sampling,
         )
-        drafter = self._new_drafter(Drafting(frozenset(), call.draft_sampling, generator))
-        return measure_costs(self.target, drafter, plan, np.random.default_rng(0), generator)
+        return measured(self.pair, plan, 0, silent)
 
 
 @torch.inference_mode()

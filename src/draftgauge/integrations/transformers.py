@@ -27,7 +27,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.api.pair import Drafts
-from draftgauge.api.policies import NamedPolicy, read_policies
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.locks import in_turn
 from draftgauge.decoding.results import Generation, OnCommit, Origin
@@ -40,6 +39,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
 from draftgauge.policies.base import Policy
 from draftgauge.policies.registry import with_objects
+from draftgauge.policies.spec import PolicySpec, read_policies
 from draftgauge.traces.costs import CostCurve
 
 LONGEST = 16
@@ -88,7 +88,7 @@ class Speculative:
             self.costs = CostCurve.load(Path(self.costs))
         longest = LONGEST if self.costs is None else min(LONGEST, self.costs.gamma_max)
         self._longest = longest if self.gamma_max is None else self.gamma_max
-        self._named: NamedPolicy | None = None
+        self._named: PolicySpec | None = None
         self._live: Policy | None = None
         if isinstance(self.policy, str):
             (self._named,) = read_policies([self.policy])

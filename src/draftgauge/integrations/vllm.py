@@ -31,7 +31,7 @@ from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import make_policy
 from draftgauge.traces.engine_costs import read_costs
 
 

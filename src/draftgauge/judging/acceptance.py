@@ -10,9 +10,8 @@ from draftgauge.judging.evaluate import Row, task_masks
 from draftgauge.judging.positions import prompt_of_rows, sum_by_prompt
 from draftgauge.judging.statistics.bootstrap import RESAMPLES, columns
 from draftgauge.judging.statistics.paired import ratio_interval
-from draftgauge.traces.build import conversations
 from draftgauge.traces.sampled import path_chances
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, conversations
 
 
 def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row]:

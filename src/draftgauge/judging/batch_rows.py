@@ -12,9 +12,8 @@ from draftgauge.judging.batched import replay_batch
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.policies.batch import make_batch_policy
-from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, conversations
 
 GROUPS = 8  # where there are as many conversations
 ROUNDS = 4  # requests that each slot serves at least

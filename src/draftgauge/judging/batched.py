@@ -17,7 +17,7 @@ from draftgauge.core.signals import SignalName
 from draftgauge.judging.positions import check_prompt_tokens, context_lengths, draft_caps, draft_room, signal_arrays
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy, WholeBatch
-from draftgauge.traces.batch_costs import BatchCosts
+from draftgauge.traces.costs import BatchCosts
 from draftgauge.traces.trace import Trace
 
 NAN = float("nan")

@@ -20,12 +20,12 @@ from draftgauge.judging.statistics.paired import holm
 from draftgauge.judging.verdict import recommend
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import NO_DRAFT, fixed_name
+from draftgauge.policies.registry import NO_DRAFT
+from draftgauge.policies.spec import PolicySpec
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, conversations
 
 ALL_TASKS = "all"
 SAME_PROMPTS = "same prompts"
@@ -170,7 +170,7 @@ def evaluate(
         for row, adjusted in zip(tested, holm([cast(float, row["p_value"]) for row in tested]), strict=True):
             row["p_holm"] = adjusted
     candidates = {name: of.speed(conversation) for name, of in outcomes.items() if name not in BOUNDS}
-    recommend(rows, candidates, fixed_name(best_gamma), resamples)
+    recommend(rows, candidates, PolicySpec.fixed(best_gamma).text, resamples)
     return rows
 
 
@@ -194,7 +194,7 @@ def evaluate_design(
         with, all fixed lengths and the optimum, has no ``p_holm``.
     """
     best = best_fixed_gamma(design.training, costs)
-    fixed = fixed_name(best)
+    fixed = PolicySpec.fixed(best).text
     arms: dict[str, Policy | Replay] = {NO_DRAFT: FixedLength(0), fixed: FixedLength(best), **policies}
     arms |= {} if rivals is None else rivals.arms
     looks_up = any(isinstance(policy, Extends) for policy in arms.values())

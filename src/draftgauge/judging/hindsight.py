@@ -12,10 +12,9 @@ from draftgauge.judging.positions import check_prompt_tokens, context_lengths, d
 from draftgauge.judging.replay import Replay, Walk, mean_of, walked
 from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stored_texts import StoredTexts
-from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, remaining_rows
 
 Ints = NDArray[np.int64]
 
@@ -77,6 +76,7 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored
         rest = np.maximum(left[rows, None] - accepted - 1, 0)
         owed = costs.backlog_after(backlogs[:, None], gammas, accepted[:, None, :]) - 1  # [rows, B, C]
         seconds = cost_at[contexts[rows] - shortest][:, None, :] + catch_up
+        seconds = seconds + costs.rollback_seconds(gammas + tails, accepted)[:, None, :]
         ahead_of = after[prompt[rows, None, None], (rest % ahead)[:, None, :], owed]
         seconds += np.where(rest[:, None, :] > 0, ahead_of, 0.0)
         allowed = (gammas <= caps[rows, None]) & ((tails == 0) | (gammas + tails <= room[rows, None]))

@@ -18,10 +18,10 @@ from draftgauge.judging.replay import Replay, can_replay, plain_replay, replay
 from draftgauge.judging.splits import design_of
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import LOOKUP, recommended
-from draftgauge.policies.registry import NO_DRAFT, compared_policies, fixed_name, make_policy
-from draftgauge.traces.build import conversations, select
+from draftgauge.policies.registry import NO_DRAFT, compared_policies
+from draftgauge.policies.spec import PolicySpec, make_policy
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, conversations, select
 
 CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
 LOOKUPS = (LOOKUP, "prompt_lookup")
@@ -100,7 +100,7 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
 
 def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
     design = design_of(trace)
-    best = fixed_name(best_fixed_gamma(design.training, costs))
+    best = PolicySpec.fixed(best_fixed_gamma(design.training, costs)).text
     rules = [each for each in compared_policies() if each != LOOKUP]  # which is a drafter here
     policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *rules)}
     tried = {name: replay(design.trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}

@@ -30,10 +30,9 @@ from draftgauge.judging.positions import (
 )
 from draftgauge.judging.speed import Speed
 from draftgauge.policies.base import DropsLast, Extends, Policy, ReadsText, StatelessPolicy, reads_of
-from draftgauge.traces.build import remaining_rows
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, remaining_rows
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -193,6 +192,7 @@ def walked(trace: Trace, walk: Walk, costs: CostCurve | None = None, reads: Read
     if costs is not None:
         seconds = costs.step_seconds(drafted, context_lengths(trace)[rows], reads, appended - dropped)
         seconds = seconds + costs.catch_up_seconds(backlogs(prompt, drafted, accepted, costs), drafted)
+        seconds = seconds + costs.rollback_seconds(drafted + appended - dropped, accepted)
     count = len(trace.prompts)
     record = StepRecord(prompt, position, drafted, accepted, committed, seconds, appended, accepted_text, dropped)
     names = ("drafted", "accepted", "committed", "appended", "accepted_text", "dropped")

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.prompts import SPLITS, TEST, TRAIN, VALIDATION
-from draftgauge.traces.build import conversations, select
-from draftgauge.traces.trace import PromptInfo, Trace
+from draftgauge.traces.trace import PromptInfo, Trace, conversations, select
 
 EVERYTHING = "all"
 """The split name of all prompts of a trace together."""

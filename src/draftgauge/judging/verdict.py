@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftgauge.judging.settling import MORE, needed, with_longer_costs, with_more
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES
-from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX
-from draftgauge.policies.registry import FIXED, NO_DRAFT, complexity_of
+from draftgauge.policies.registry import FIXED, NO_DRAFT
+from draftgauge.policies.spec import PolicySpec
 
 NOT_DRAFTING = (NO_DRAFT, "plain")
 LOOKUP = "lookup"
+WORTH_KNOWING = 0.01  # a speed closer to plain decoding settles nothing
+MORE = "MORE.jsonl"
+_VALUE = r"[= ](?:'[^']*'|[^\s'])+?"
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,12 @@ class Verdict:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
         typed = self.command.startswith("draftgauge ")  # else Python's
         if self.doubt:
-            again = f"To settle it, run `{with_longer_costs(self.command)}`" if typed else "What would settle it:"
+            again = f"To settle it, run `{_with_longer_costs(self.command)}`" if typed else "What would settle it:"
             costs = "" if typed else " costs measured anew (measure, cost_seconds 60)"
             return f"the costs are not to be trusted, {self.doubt}. {again}{costs} with nothing else on the machine"
         least, have, unit = MIN_PROMPTS, self.prompts, self.unit
         if level := self.low is not None and self.high is not None and self.low <= 1 <= self.high:
-            least = max(least, needed(have, self.speedup, self.low or 0.0, self.high or 0.0))
+            least = max(least, _needed(have, self.speedup, self.low or 0.0, self.high or 0.0))
         if have < MIN_PROMPTS:
             reason = f"{have} of at least {MIN_PROMPTS} {unit} are {'decoded' if self.live else 'recorded'}"
         elif self.low is None or self.high is None:
@@ -73,7 +77,7 @@ class Verdict:
             return ""
         if not typed:
             return f"{reason}. What would settle it: about {least} {unit}"
-        again = with_more(self.command, have, least)
+        again = _with_more(self.command, have, least)
         of_them = f", where {MORE} has as many" if MORE in again else ""
         return f"{reason}. To settle it, {'decode' if self.live else 'record'} about {least} {unit}: `{again}`{of_them}"
 
@@ -151,7 +155,7 @@ def recommend(
 
 def recommended(speeds: Mapping[str, Speed], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
     """The name of the simplest policy that is level with the fastest one (:attr:`Ratio.level`): of the fewest tuned or
-    fitted numbers (:func:`~draftgauge.policies.registry.complexity_of`); of equals one with the numbers it is shipped
+    fitted numbers (:class:`~draftgauge.policies.spec.PolicySpec`); of equals one with the numbers it is shipped
     with, which needs no fit, then the faster one.
 
     Args:
@@ -164,8 +168,28 @@ def recommended(speeds: Mapping[str, Speed], best_fixed: str, resamples: int = T
     candidates = {name: of for name, of in speeds.items() if name not in aside}
     fastest = max(candidates.values(), key=lambda speed: speed.estimate)
     level = [name for name, speed in candidates.items() if speed.over(fastest, resamples).level]
-    numbers = {name: 0 if name in NOT_DRAFTING else complexity_of(name) for name in level}
-    return min(
-        level,
-        key=lambda name: (numbers[name], name.endswith((FITTED_SUFFIX, FITTED_HERE)), -candidates[name].estimate),
-    )
+    specs = {name: PolicySpec.of(name) for name in level}
+    numbers = {name: 0 if name in NOT_DRAFTING else spec.complexity for name, spec in specs.items()}
+    return min(level, key=lambda name: (numbers[name], specs[name].is_fitted, -candidates[name].estimate))
+
+
+def _needed(have: int, speedup: float, low: float, high: float) -> int:
+    """How many prompts tell a speed-up from plain decoding: its interval shrinks with their square root."""
+    half = max(speedup - low, high - speedup)
+    return max(have + 1, math.ceil(have * (half / max(abs(speedup - 1), WORTH_KNOWING)) ** 2))
+
+
+def _with_more(command: str, have: int, need: int) -> str:
+    """The command with its limits raised from ``have`` prompts to ``need``, or other prompts, and another folder."""
+    limits = r"( --(?:limit|per-task|seconds)[= ])([\d.]+)"
+    more, raised = re.subn(limits, lambda of: f"{of[1]}{math.ceil(float(of[2]) * need / have)}", command)
+    if not raised:
+        more = f"{re.sub(rf' --prompts{_VALUE}(?= |$)', '', more)} --prompts {MORE}"
+    return re.sub(rf"( --out{_VALUE})/?(?= |$)", rf"\1-{need}", more)
+
+
+def _with_longer_costs(command: str) -> str:
+    """The command measuring costs again, for longer than it did."""
+    before = re.search(r" --cost-seconds[= ]([\d.]+)", command)
+    kept = re.sub(r" --(?:measure|cost-seconds[= ]\S+)(?= |$)", "", command)
+    return f"{kept} --measure --cost-seconds {max(60.0, 2 * float(before[1]) if before else 0.0):g}"

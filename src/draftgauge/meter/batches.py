@@ -17,7 +17,7 @@ from draftgauge.meter.steps import LOOKS
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import StaticRows, check_caches_fit
 from draftgauge.policies.base import Signal, Step
-from draftgauge.traces.batch_costs import BatchCosts
+from draftgauge.traces.costs import BatchCosts
 
 WARM_UPS = 2  # runs on an accelerator that are not counted: passes are recorded as graphs when their shape comes again
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted, record_passes
-from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter
+from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter, seconds_between
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.traces.costs import CostCurve, Measurement
@@ -37,6 +37,7 @@ SURE_ROUNDS, SURE = 8, 0.01  # every so many rounds: is half of a step's 95% int
 IDLE_RUNS = (1, 3, BACKLOGS - 1)  # steps that draft nothing, by turns; the next draft has more tokens to prefill
 LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at each token
 LEAST_SECONDS = 1e-9
+ROLLBACKS = 4  # of each kind that is timed, the first of them not counted
 NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
 MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over the root of the samples
 FEWEST_TO_TELL = 5  # samples of each of two lengths, to say that the shorter one takes longer
@@ -162,7 +163,47 @@ def measure_costs(
     if schedule.note and plan.seconds:
         warn(f"cost curve: {schedule.note}")
     progress(100, 100)
-    return _curve(schedule, plan, target, spent, keeps=keeps_drafted(drafter), overlaps=overlaps)
+    rollback = _rollback(target, drafter, plan)
+    for bench in schedule.benches:  # what rolling back took is told apart
+        bench.samples = [
+            sample._replace(verify=max(LEAST_SECONDS, sample.verify - (0.0, *rollback)[sample.kept]))
+            if rollback
+            else sample
+            for sample in bench.samples
+        ]
+    curve = _curve(schedule, plan, target, spent, keeps=keeps_drafted(drafter), overlaps=overlaps)
+    return replace(curve, rollback=rollback)
+
+
+@torch.inference_mode()
+def _rollback(target: CachedModel, drafter: Drafter, plan: MeterPlan) -> tuple[float, ...]:
+    """Seconds of rolling back the states of the pair where 1 to ``gamma_max`` tokens are kept; empty without states.
+
+    States are of one size in every context. The seconds grow evenly with the tokens that are kept, so the two ends are
+    timed.
+    """
+    took: Floats = np.zeros(0)
+    models: list[Any] = [target, getattr(drafter, "model", None)]
+    for model in models:
+        if not getattr(getattr(model, "spec", None), "recurrent", False):
+            continue
+        stopwatch, medians = Stopwatch(model.spec.device), []
+        text = upload(np.resize(plan.text, plan.gamma_max + 3).tolist(), model.spec.device)
+        text.clamp_(max=model.spec.vocabulary - 1)
+        for kept in (1, plan.gamma_max):
+            seconds = []
+            for _ in range(ROLLBACKS):
+                model.reset()
+                model.forward(text[:2])
+                for fed in (text[2:],) if model is target else text[2:].split(1):
+                    model.forward(fed)
+                begun = stopwatch.mark()
+                model.truncate(2 + kept)
+                seconds.append((begun, stopwatch.mark()))
+            medians.append(float(np.median([seconds_between(*marks) for marks in seconds[1:]])))
+        own = np.interp(np.arange(1, plan.gamma_max + 1), (1, plan.gamma_max), medians)
+        took = own if not len(took) else took + own
+    return tuple(took.tolist())
 
 
 @dataclass

@@ -60,6 +60,7 @@ class Sample(NamedTuple):
             was drafted.
         draft: proposing the tokens.
         verify: all else of the step.
+        kept: tokens of the verified ones that are kept where some are rejected; 0 where none is.
     """
 
     gamma: int
@@ -67,6 +68,7 @@ class Sample(NamedTuple):
     backlog: int
     draft: float
     verify: float
+    kept: int = 0
 
 
 class StepTimer(PolicyBase):
@@ -87,7 +89,7 @@ class StepTimer(PolicyBase):
         self.stopwatch = stopwatch
         self._tell = tell
         self._last: Mark | None = None
-        self._marks: list[tuple[Asked, int, tuple[Mark, Mark] | None, Mark, Mark]] = []
+        self._marks: list[tuple[Asked, int, tuple[Mark, Mark] | None, Mark, Mark, int]] = []
 
     def reset(self) -> None:
         self._last = None
@@ -102,7 +104,8 @@ class StepTimer(PolicyBase):
     def observe(self, step: Step) -> None:
         now = self.stopwatch.mark()
         if self._last is not None and step.drafted == self._asked.gamma:
-            self._marks.append((self.queue.pop(), self.backlog, self.drafting, self._last, now))
+            kept = step.accepted + 1 if step.accepted < step.drafted else 0
+            self._marks.append((self.queue.pop(), self.backlog, self.drafting, self._last, now, kept))
         self._last = now
 
     def ends_output(self, token: int) -> bool:
@@ -112,9 +115,10 @@ class StepTimer(PolicyBase):
         """The steps timed since the last call, once the device has done its work."""
         marks, self._marks = self._marks, []
         samples = []
-        for asked, backlog, drafting, start, end in marks:
+        for asked, backlog, drafting, start, end, kept in marks:
             draft = 0.0 if drafting is None else seconds_between(*drafting)
-            samples.append(Sample(*asked, min(backlog, BACKLOGS), draft, seconds_between(start, end) - draft))
+            rest = seconds_between(start, end) - draft
+            samples.append(Sample(*asked, min(backlog, BACKLOGS), draft, rest, kept))
         return samples
 
 

@@ -22,6 +22,7 @@ class ModelSpec:
         attention: which attention transformers was loaded with.
         context_reason: why ``context`` is less than the configuration says; empty if it is not.
         branches: the most branches that grow together.
+        recurrent: whether rolling back takes work, as states have to be made again.
     """
 
     vocabulary: int
@@ -33,6 +34,7 @@ class ModelSpec:
     attention: str = ""
     context_reason: str = ""
     branches: int = 1 << 30
+    recurrent: bool = False
 
     @property
     def keeps_on_device(self) -> bool:

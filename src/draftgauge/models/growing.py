@@ -47,7 +47,7 @@ class HiddenStates:
         self.layers = tuple(layers)
         self._context = spec.context
         shape = (min(room_for(0, 0), spec.context), len(self.layers), width)
-        self._rows = torch.empty(shape, dtype=spec.dtype, device=spec.device)
+        self._rows = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
 
     def rows(self, begin: int, end: int) -> Tensor:
         return self._rows[begin:end]

@@ -26,7 +26,8 @@ def watching(module: PreTrainedModel, layers: Sequence[int], take: Callable[[int
     Raises:
         ModelError: in the pass, if a layer's output is no residual stream, or it runs several times a pass.
     """
-    blocks, width, seen = decoder_layers(module), module.config.get_text_config().hidden_size, set()
+    blocks, width = decoder_layers(module), module.config.get_text_config().hidden_size
+    seen: set[int] = set()
 
     def begin(module: nn.Module, *_: object) -> None:
         seen.clear()

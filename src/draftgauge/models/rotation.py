@@ -46,11 +46,12 @@ def _order(module: PreTrainedModel, width: int) -> list[int]:
 def _turned(module: PreTrainedModel, width: int) -> Tensor:
     """Unit vectors ``[n, n]`` after the family's own rotation to position 1; ``n`` is what it rotates of the width."""
     config, decoder = module.config.get_text_config(), text_decoder(module)
+    rotary: Any = getattr(decoder, "rotary_emb", None)
     apply: Any = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
     try:
-        kind, device = rope_kind(config), next(decoder.rotary_emb.buffers()).device
+        kind, device = rope_kind(config), next(rotary.buffers()).device
         one = torch.ones(1, 1, dtype=torch.long, device=device)
-        cos, sin = decoder.rotary_emb(torch.empty(0, device=device), one, *([kind] if kind else []))
+        cos, sin = rotary(torch.empty(0, device=device), one, *([kind] if kind else []))
         both = len(inspect.signature(apply).parameters.keys() & {"q", "k"})
         for count in (width, cos.shape[-1]):  # some families cut the part off that they rotate, before they do
             units = torch.eye(count, device=device)[:, None, None]

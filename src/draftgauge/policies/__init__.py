@@ -6,7 +6,8 @@ from pkgutil import iter_modules
 from draftgauge.core.extensions import import_others
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step
-from draftgauge.policies.registry import POLICIES, describe_policy, make_policy, register_policy
+from draftgauge.policies.registry import POLICIES, register_policy
+from draftgauge.policies.spec import PolicySpec, make_policy
 
 for _module in iter_modules(__path__):  # every file registers its policy
     import_module(f"{__name__}.{_module.name}")
@@ -15,13 +16,13 @@ import_others(__name__)
 __all__ = [
     "POLICIES",
     "Policy",
+    "PolicySpec",
     "Reads",
     "Signal",
     "SignalArrays",
     "SignalName",
     "StatelessPolicy",
     "Step",
-    "describe_policy",
     "make_policy",
     "register_policy",
 ]

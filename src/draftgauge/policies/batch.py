@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
-from draftgauge.policies.registry import make_policy
+from draftgauge.policies.spec import WHOLE_BATCH, make_policy
 from draftgauge.policies.vllm import LearnedChances
 from draftgauge.traces.costs import CostCurve
 
 BatchSeconds = Callable[[int, NDArray[np.int64], int], NDArray[np.float64]]
-# Rules for a whole batch, by name: whether they learn chances of acceptance, or take the drafter's confidences.
-WHOLE_BATCH = {"adaptive-verification": True, "confidence-scheduled": False}
 
 
 class BatchPolicy(Protocol):
@@ -136,7 +134,7 @@ def make_batch_policy(
     spec: str, slots: int, gamma_max: int, costs: CostCurve | None, verify_seconds: BatchSeconds | None = None
 ) -> BatchPolicy:
     """A new policy for each of up to ``slots`` requests at once, arguments as of
-    :func:`~draftgauge.policies.registry.make_policy`; or one of :data:`WHOLE_BATCH` for all, which needs
+    :func:`~draftgauge.policies.spec.make_policy`; or one of :data:`WHOLE_BATCH` for all, which needs
     ``verify_seconds(requests, tokens, context)``.
     """
     if spec in WHOLE_BATCH and verify_seconds is not None:

@@ -120,15 +120,5 @@ def to_depth(accepted_by_depth: Sequence[float], gamma_max: int) -> tuple[float,
     return (*accepted_by_depth, *[accepted_by_depth[-1]] * gamma_max)[:gamma_max]
 
 
-def policy_of_file(
-    path: Path, gamma_max: int, costs: CostCurve | None, fitted: FittedPolicy | None = None, compression: str = ""
-) -> Policy:
-    fitted = fitted or load_fitted(path)
-    try:
-        return fitted_policy(fitted, gamma_max, costs, compression)
-    except DraftgaugeError as error:
-        raise DraftgaugeError(f"{path}: {error}") from error
-
-
 def is_fitted(path: Path) -> bool:
     return FILE.is_one(path)

@@ -32,7 +32,7 @@ from draftgauge.reporting.layout import (
     table_of,
 )
 from draftgauge.reporting.ranked import ranked_section
-from draftgauge.reporting.rows import Row, Run, best_length, describe, policy_rows
+from draftgauge.reporting.rows import JudgedRun, Row, best_length, describe, policy_rows
 from draftgauge.reporting.style import Series, ratio, series, signed
 from draftgauge.serving.advice import flags_of
 from draftgauge.serving.engines import ENGINES, deployment_of
@@ -64,7 +64,7 @@ POLICY_COLUMNS: Columns = {
 }
 
 
-def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str:
+def render(runs: Sequence[JudgedRun], ranked: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page of runs of different compressions, in the order to show; ``ranked`` are rows of ``draftgauge rank``."""
     if len({run.name for run in runs}) < len(runs):
         each = ", ".join(shlex.join(["draftgauge", "report", str(run.folder)]) for run in runs)
@@ -109,7 +109,7 @@ def render(runs: Sequence[Run], ranked: Sequence[Mapping[str, Any]] = ()) -> str
     return render_page("report.html.j2", TITLE, values)
 
 
-def advise(run: Run) -> dict[str, Any]:
+def advise(run: JudgedRun) -> dict[str, Any]:
     """What the top of the page says of one compression.
 
     ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of drafting one token over verifying one,
@@ -137,7 +137,7 @@ def advise(run: Run) -> dict[str, Any]:
     }
 
 
-def _flags(run: Run) -> list[tuple[str, str]]:
+def _flags(run: JudgedRun) -> list[tuple[str, str]]:
     """By engine, of those that the run's own costs hold for; nothing of the bundled pair, which none knows."""
     manifest = run.manifest
     if manifest.target.source == BUNDLED:
@@ -151,7 +151,7 @@ def _flags(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
+def policy_table(run: JudgedRun, task: str, lengths: Sequence[int]) -> Table:
     rows = [
         row
         | {"interval": ends(row, "live_ratio_to_plain_", decimals(2)), "gain_interval": ends(row, "gain_", signed)}
@@ -161,14 +161,14 @@ def policy_table(run: Run, task: str, lengths: Sequence[int]) -> Table:
     return table_of(rows, POLICY_COLUMNS, "all tasks" if task == ALL_TASKS else task)
 
 
-def heat_map(run: Run, lengths: Sequence[int]) -> list[tuple[str, list[Row]]]:
+def heat_map(run: JudgedRun, lengths: Sequence[int]) -> list[tuple[str, list[Row]]]:
     """Every policy that was replayed, in the order to show, with its row of each task that has enough prompts."""
     tasks = [task for task in run.tasks if run.rows[task, NO_DRAFT]["prompts"] >= MIN_PROMPTS]
     policies = [row["policy"] for row in policy_rows(run, ALL_TASKS, lengths) if "gain" in row]
     return [(_title(policy), [run.rows[task, policy] for task in tasks]) for policy in policies]
 
 
-def _choices_chart(run: Run, lengths: Sequence[int]) -> Markup:
+def _choices_chart(run: JudgedRun, lengths: Sequence[int]) -> Markup:
     """Speed over plain decoding of the policies, as the verdict knows it, from the fastest to the slowest."""
     key = "live_ratio_to_plain" if run.verdict.live else "ratio_to_plain"
     keys = (key, f"{key}_low", f"{key}_high")
@@ -184,7 +184,7 @@ def _title(spec: str) -> str:
     return Path(spec).stem if spec.endswith(FITTED_SUFFIX) else spec
 
 
-def _acceptance_chart(run: Run) -> Markup:
+def _acceptance_chart(run: JudgedRun) -> Markup:
     """Acceptance by depth, one line a task with its 95% band."""
     rows = [row for row in acceptance_by_depth(run.trace) if int(row["positions"] or 0) >= MIN_POSITIONS]
     lines = []
@@ -197,7 +197,7 @@ def _acceptance_chart(run: Run) -> Markup:
     return line_chart(f"acceptance-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
 
 
-def speed_chart(run: Run, task: str) -> Markup:
+def speed_chart(run: JudgedRun, task: str) -> Markup:
     """Speed over plain decoding against draft length: modelled, the rules at the tokens that they draft on average,
     with the hindsight optimum, and measured live.
     """
@@ -227,7 +227,7 @@ def speed_chart(run: Run, task: str) -> Markup:
     return line_chart(f"speed-{run.name}-{task}", frame, lines, levels)
 
 
-def _cost_chart(run: Run) -> Markup:
+def _cost_chart(run: JudgedRun) -> Markup:
     """Milliseconds of verifying and of drafting tokens by context, and of whole steps at the median one with a band."""
     cost, middle = run.cost, len(run.cost.contexts) // 2
     shown = dict.fromkeys((0, middle, len(cost.contexts) - 1))
@@ -243,7 +243,7 @@ def _cost_chart(run: Run) -> Markup:
     return line_chart(f"cost-{run.name}", Axes("tokens, k or n", "milliseconds", (0, None)), lines)
 
 
-def _facts(run: Run) -> Facts:
+def _facts(run: JudgedRun) -> Facts:
     """How a run was recorded and its costs measured; what is not known is left out."""
     manifest, cost = run.manifest, run.cost
     drafts = f"drafts up to {manifest.gamma_max} tokens, outputs up to {manifest.max_new_tokens}"

@@ -13,8 +13,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.reporting.style import LIGHT
-from draftgauge.traces.costs import CostCurve, run_costs
-from draftgauge.traces.reader import read_trace
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.run import Run, read_trace
 from draftgauge.traces.trace import Trace
 
 KINDS = {"accepted": "green", "corrected": "vermillion", "bonus": "blue", "plain": "muted"}  # of tokens, by colour
@@ -55,7 +55,7 @@ def acceptance(trace: Trace | str | Path, axes: Any = None) -> Any:
 def costs(curve: CostCurve | str | Path, axes: Any = None) -> Any:
     """Milliseconds of drafting and of verifying by tokens drafted, a line for each context length."""
     axes = axes or pyplot.subplots()[1]
-    curve = curve if isinstance(curve, CostCurve) else run_costs(Path(curve))
+    curve = curve if isinstance(curve, CostCurve) else Run(Path(curve)).costs
     for name, table, style in (("verify", curve.verify, "-"), ("draft", curve.draft, "--")):
         for context, seconds in zip(curve.contexts, table, strict=True):
             axes.plot(1e3 * np.asarray(seconds), style, label=f"{name}, {context} tokens of context")

@@ -15,13 +15,12 @@ from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.replay import Replay, can_replay, replay_fixed_all
 from draftgauge.judging.splits import Design
 from draftgauge.judging.verdict import Verdict, verdict_of
-from draftgauge.policies import POLICIES as REGISTERED
-from draftgauge.policies import describe_policy, make_policy
+from draftgauge.policies import PolicySpec
 from draftgauge.policies.base import Policy
-from draftgauge.policies.fitted import FITTED_SUFFIX, load_fitted
-from draftgauge.policies.registry import NO_DRAFT, current_name, fixed_length, fixed_name
+from draftgauge.policies.registry import NO_DRAFT
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Run
 from draftgauge.traces.trace import Trace
 
 Row = dict[str, Any]
@@ -41,7 +40,7 @@ BESIDE_POLICIES = {
 
 
 @dataclass(frozen=True)
-class Run:
+class JudgedRun:
     """One recorded run, judged on the prompts of a design.
 
     Attributes:
@@ -73,16 +72,16 @@ class Run:
         return [ALL_TASKS, *(tasks if len(tasks) > 1 else ())]
 
     def fixed(self, task: str = ALL_TASKS) -> list[Row]:
-        return [self.rows[task, fixed_name(gamma)] for gamma in range(self.trace.gamma_max + 1)]
+        return [self.rows[task, PolicySpec.fixed(gamma).text] for gamma in range(self.trace.gamma_max + 1)]
 
 
 def describe(policy: str) -> str:
-    if policy.endswith(FITTED_SUFFIX) and not Path(policy).exists():  # of a live measurement, made elsewhere
+    spec = PolicySpec.of(policy)
+    if spec.of_file and not Path(policy).exists():  # of a live measurement, made elsewhere
         return "a fitted policy, whose file is not here"
-    if policy.endswith(FITTED_SUFFIX):
-        fitted = load_fitted(Path(policy))
-        return f"{describe_policy(fitted.policy)}, fitted on {len(fitted.trained_on)} prompts"
-    return BESIDE_POLICIES.get(policy.partition(":")[0]) or describe_policy(policy)
+    if spec.fitted is not None:
+        return f"{spec.description}, fitted on {len(spec.fitted.trained_on)} prompts"
+    return BESIDE_POLICIES.get(policy.partition(":")[0]) or spec.description
 
 
 def best_length(fixed: Sequence[Row], shortest: int = 0) -> int:
@@ -90,12 +89,11 @@ def best_length(fixed: Sequence[Row], shortest: int = 0) -> int:
 
 
 def judge_run(
-    folder: Path,
-    costs: CostCurve,
+    run: Run,
     design: Design,
     policies: Mapping[str, Policy | Replay],
     bench: Sequence[Mapping[str, Any]] = (),
-) -> Run:
+) -> JudgedRun:
     """Replay policies, all fixed lengths and the bounds on the prompts of a run.
 
     Args:
@@ -103,7 +101,7 @@ def judge_run(
         policies: new ones, by spec, of which what a trace cannot judge is left out; or finished replays.
         bench: rows of ``draftgauge bench``; those of other compressions, and of runs that failed, are left out.
     """
-    trace, manifest = design.trace, Manifest.load(folder)
+    trace, folder, manifest, costs = design.trace, run.folder, run.manifest, run.costs
     rated = [
         (live_row(row), row) for row in bench if "error" not in row and row.get("run") in (None, folder.absolute().name)
     ]
@@ -112,18 +110,18 @@ def judge_run(
     pooled = [row for mine, row in own if mine["task"] == ALL_TASKS and "prompts" in row and "recommended" in row]
     pooled = [row for row in pooled if not row["policy"].startswith("transformers")]
     arms: dict[str, Policy | Replay] = {
-        fixed_name(gamma): outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
+        PolicySpec.fixed(gamma).text: outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
     }
     arms |= {
         spec: policy
         for spec, policy in policies.items()
-        if fixed_length(spec) is None and (isinstance(policy, Replay) or can_replay(trace, policy))
+        if PolicySpec.of(spec).length is None and (isinstance(policy, Replay) or can_replay(trace, policy))
     }
-    for spec in dict.fromkeys(policy for _, policy in live):
-        if spec not in arms and spec.partition(":")[0] in REGISTERED and fixed_length(spec) is None:
-            policy = make_policy(spec, trace.gamma_max, costs)
+    for spec in dict.fromkeys(PolicySpec.of(policy) for _, policy in live):
+        if spec.text not in arms and spec.entry is not None and not spec.is_fitted and spec.length is None:
+            policy = spec.make(trace.gamma_max, costs)
             if can_replay(trace, policy):
-                arms[spec] = policy
+                arms[spec.text] = policy
     evaluated = evaluate_design(design, costs, arms)
     rows: dict[tuple[str, str], Row] = {(str(row["task"]), str(row["policy"])): dict(row) for row in evaluated}
     modelled = verdict_of([row for (task, _), row in rows.items() if task == ALL_TASKS], manifest.command)
@@ -137,11 +135,11 @@ def judge_run(
         if (task, PLAIN) in rows:
             rows[task, policy] = row | rows.get((task, policy), {})
     if measured is None or measured.unknown:
-        return Run(folder, manifest, trace, design.split, costs, rows, modelled, measured)
-    return Run(folder, manifest, trace, design.split, costs, rows, measured, modelled)
+        return JudgedRun(folder, manifest, trace, design.split, costs, rows, modelled, measured)
+    return JudgedRun(folder, manifest, trace, design.split, costs, rows, measured, modelled)
 
 
-def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
+def policy_rows(run: JudgedRun, task: str, lengths: Sequence[int]) -> list[Row]:
     """The rows of a task's table: plain decoding, fixed lengths, other policies, baselines, bounds.
 
     Of fixed lengths those that were measured, the task's best and some others to show.
@@ -149,7 +147,7 @@ def policy_rows(run: Run, task: str, lengths: Sequence[int]) -> list[Row]:
     own = {policy: row for (of, policy), row in run.rows.items() if of == task}
     wanted = {*lengths, best_length(run.fixed(task), 1), 0}
     names = [policy for policy in own if policy not in (PLAIN, *BOUNDS)]
-    lengths_of = {policy: fixed_length(policy) for policy in names}
+    lengths_of = {policy: PolicySpec.of(policy).length for policy in names}
     fixed = sorted(
         (gamma, policy)
         for policy, gamma in lengths_of.items()
@@ -183,9 +181,9 @@ def live_row(row: Mapping[str, Any]) -> Row:
             f"{wrong[0]} of a row of the live measurements cannot be {row[wrong[0]]!r}; "
             "use the JSON of `draftgauge bench`"
         )
-    gamma = fixed_length(row["policy"])
+    spec = PolicySpec.of(row["policy"])
     return {
-        "policy": current_name(row["policy"]) if gamma is None else fixed_name(gamma),
+        "policy": (spec if spec.length is None else PolicySpec.fixed(spec.length)).text,
         "compression": current_compression(row["compression"]),
         "task": row["task"],
         **{key: value for key, value in figures.items() if value is not None and math.isfinite(value)},

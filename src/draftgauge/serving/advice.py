@@ -20,12 +20,12 @@ from draftgauge.judging.splits import EVERYTHING, Design
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.judging.verdict import LOOKUP as RULE
 from draftgauge.judging.verdict import Verdict, recommend, verdict_of
-from draftgauge.policies.registry import FIXED, make_policy
+from draftgauge.policies.registry import FIXED
+from draftgauge.policies.spec import make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.serving.engines import LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
-from draftgauge.traces.build import conversations
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, conversations
 
 Floats = NDArray[np.float64]
 FITTED_FILE = f"{TWO_SOURCE}.json"

@@ -13,7 +13,8 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LEAST, LONGEST
-from draftgauge.policies.registry import FIXED, compared_policies, fixed_length
+from draftgauge.policies.registry import FIXED, compared_policies
+from draftgauge.policies.spec import PolicySpec
 from draftgauge.traces.engine_costs import LOOPS
 from draftgauge.traces.manifest import Manifest
 
@@ -95,7 +96,7 @@ def engine_of(name: str) -> Engine:
 
 def setting_length(setting: str) -> int | None:
     """The length of ``plain`` (0) or ``fixed:N``; None of other settings."""
-    return 0 if setting == PLAIN else fixed_length(setting)
+    return 0 if setting == PLAIN else PolicySpec.of(setting).length
 
 
 def p_min_of(setting: str) -> tuple[float, int]:
@@ -206,7 +207,7 @@ def _llama_server(setting: str, deployment: Deployment) -> str:
 
 
 def _is_custom(setting: str, deployment: Deployment) -> bool:
-    return deployment.drafter is not None and (deployment.proposer or fixed_length(setting) is None)
+    return deployment.drafter is not None and (deployment.proposer or PolicySpec.of(setting).length is None)
 
 
 def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:

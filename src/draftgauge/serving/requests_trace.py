@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from draftgauge.core.artefacts import read_json_lines
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.build import make_trace
-from draftgauge.traces.record import PromptRecord, make_record
-from draftgauge.traces.trace import PromptInfo, Trace
+from draftgauge.traces.run import make_trace
+from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, make_record
 
 NO, YES, UNKNOWN = 0, 1, 2
 MAX_LENGTH = 1024  # of a draft

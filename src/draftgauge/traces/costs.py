@@ -1,26 +1,119 @@
-"""The cost curve: what the parts of a step cost for one pair, compression, engine and device, measured."""
+"""The cost curve: what the parts of a step cost for one pair, compression, engine and device, measured.
+
+Steps of single requests, and of batches whose requests take every step together.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.ndimage import map_coordinates
 
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.compressions import Compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads
-from draftgauge.traces.batch_costs import BatchCosts, between
-from draftgauge.traces.checks import are_seconds
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+
+BatchTable = tuple[tuple[tuple[float, ...], ...], ...]
+Counts = NDArray[np.int64] | int
+Numbers = NDArray[np.float64] | NDArray[np.int64] | float
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """Seconds of the parts of a step that several requests take together, interpolated linearly between the measured
+    batch sizes, context lengths and tokens a request.
+
+    Attributes:
+        batches: ``[B]`` requests at once, increasing from 1.
+        contexts: ``[C]`` tokens of the longest request, increasing; outside them the nearest counts.
+        verify: ``[B, C, G + 1]``; column ``k - 1`` is a step that verifies ``k`` tokens of every request.
+        draft: ``[B, C, K]``; column ``k - 1`` is a pass of the drafter over ``k`` tokens of every request; the last
+            stands for all more.
+        signals: ``[B]`` what a pass of the drafter takes longer where a policy looks at its tokens.
+    """
+
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    verify: BatchTable
+    draft: BatchTable
+    signals: tuple[float, ...]
+
+    @property
+    def gamma_max(self) -> int:
+        return len(self.verify[0][0]) - 1
+
+    @property
+    def largest(self) -> int:
+        return self.batches[-1]
+
+    def verify_seconds(self, batch: Numbers, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+        """Seconds of steps that verify ``tokens`` tokens of ``batch`` requests together and draft none."""
+        each = np.asarray(tokens, np.float64) / batch
+        if each.size and (each.min() < 1 or each.max() > self.gamma_max + 1):
+            raise TraceError(
+                f"costs were measured for 1 to {self.gamma_max + 1} tokens a request, asked for {float(each.max()):g}: "
+                "profile with a larger gamma_max"
+            )
+        return self._interpolated(self.verify, batch, each, context)
+
+    def draft_seconds(self, batch: Numbers, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+        return self._interpolated(self.draft, batch, np.asarray(tokens, np.float64) / batch, context)
+
+    def signal_seconds(self, batch: Numbers) -> NDArray[np.float64]:
+        return np.asarray(np.interp(batch, self.batches, self.signals))
+
+    def validate(self) -> None:
+        """Raise :class:`TraceError` naming the first field whose shape or values cannot be."""
+        for name in ("batches", "contexts"):
+            values = getattr(self, name)
+            if not values or values[0] < 1 or any(later <= earlier for earlier, later in pairwise(values)):
+                raise TraceError(f"{name} must be increasing numbers from 1 on, at least one, not {list(values)}")
+        if self.batches[0] != 1:
+            raise TraceError(f"batches must begin with 1, not {self.batches[0]}: drafts end at different lengths")
+        for name in ("verify", "draft"):
+            table = getattr(self, name)
+            widths = {len(row) for each in table for row in each}
+            if len(table) != len(self.batches) or any(len(each) != len(self.contexts) for each in table):
+                raise TraceError(f"{name} must have a row for each batch size and context length")
+            if len(widths) != 1 or not widths.pop():
+                raise TraceError(f"{name} must have as many columns everywhere, at least one")
+            if not are_seconds(table, positive=True):
+                raise TraceError(f"{name} must be seconds greater than 0")
+        if len(self.signals) != len(self.batches) or not are_seconds(self.signals):
+            raise TraceError("signals must be seconds, 0 or more, one for each batch size")
+
+    def _interpolated(
+        self, table: BatchTable, batch: Numbers, each: NDArray[np.float64], context: Numbers
+    ) -> NDArray[np.float64]:
+        """Linear in batch, context and tokens a request, ``each``."""
+        batches, contexts, tokens = np.broadcast_arrays(np.asarray(batch, np.float64), context, each)
+        if batches.size and not 1 <= batches.min() <= batches.max() <= self.largest:
+            asked = f"asked for {batches.min():g} to {batches.max():g}: profile larger batches"
+            raise TraceError(f"costs were measured for batches of 1 to {self.largest}, {asked}")
+        row = np.interp(batches, self.batches, np.arange(len(self.batches)))
+        return between(table, row, np.interp(contexts, self.contexts, np.arange(len(self.contexts))), tokens - 1)
+
+
+def between(table: ArrayLike, *places: ArrayLike) -> NDArray[np.float64]:
+    """Values of a table at ``places`` along each of its axes, linearly between its entries, and the last one beyond."""
+    along = np.broadcast_arrays(*places)
+    values = map_coordinates(np.asarray(table), np.reshape(along, (len(along), -1)), order=1, mode="nearest")
+    return np.asarray(values.reshape(along[0].shape))
+
+
+def are_seconds(values: ArrayLike, positive: bool = False) -> bool:
+    seconds = np.asarray(values, np.float64)
+    return bool((np.isfinite(seconds) & (seconds > 0 if positive else seconds >= 0)).all())
+
 
 CostTable = tuple[tuple[float, ...], ...]
-Numbers = NDArray[np.int64] | int
 
 VERSION = 3
 MAX_HALF_WIDTH = 0.15  # a step's interval wider than this: measured too briefly, or on a busy machine
@@ -58,6 +151,8 @@ class CostCurve:
         signals: what each drafted token takes longer where a policy looks at it before the next one is drafted.
         catch_up: ``[K]`` what drafting takes longer where the drafter must first take in 1, 2, ... ``K`` committed
             tokens, over 1; the last stands for all more. Empty where it makes no difference.
+        rollback: ``[K]`` what rolling recurrent states back takes where 1, 2, ... ``K`` tokens of a pass are kept and
+            others are not; the last stands for all more. Empty of attention, whose cache is cropped.
         keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
             does; drafters that read the target take in every committed token anew.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty if not known.
@@ -75,6 +170,7 @@ class CostCurve:
     dtype: str
     signals: float = 0.0
     catch_up: tuple[float, ...] = ()
+    rollback: tuple[float, ...] = ()
     keeps_drafted: bool = True
     vocabulary: str = ""
     pair: str = ""
@@ -87,17 +183,17 @@ class CostCurve:
     def gamma_max(self) -> int:
         return len(self.draft[0]) - 1
 
-    def verify_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+    def verify_seconds(self, tokens: Counts, context: Counts) -> NDArray[np.float64]:
         return self._interpolated(self.verify, np.asarray(tokens, np.int64) - 1, context)
 
-    def draft_seconds(self, tokens: Numbers, context: Numbers) -> NDArray[np.float64]:
+    def draft_seconds(self, tokens: Counts, context: Counts) -> NDArray[np.float64]:
         return self._interpolated(self.draft, np.asarray(tokens, np.int64), context)
 
     def step_seconds(
-        self, gamma: Numbers, context: Numbers, reads: Reads = NO_SIGNALS, appended: Numbers = 0
+        self, gamma: Counts, context: Counts, reads: Reads = NO_SIGNALS, appended: Counts = 0
     ) -> NDArray[np.float64]:
         """Seconds of a step: ``draft(gamma) + verify(gamma + appended + 1)``, and a wait for each drafted token where
-        the policy reads signals of drafted tokens; :meth:`catch_up_seconds` come on top.
+        the policy reads signals of drafted tokens; :meth:`catch_up_seconds` and :meth:`rollback_seconds` come on top.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.
@@ -109,7 +205,7 @@ class CostCurve:
         seconds = self.draft_seconds(drafted, context) + self.verify_seconds(drafted + appended + 1, context)
         return seconds + self.signals * drafted if reads & OF_DRAFTED_TOKENS else seconds
 
-    def _interpolated(self, table: CostTable, column: NDArray[np.int64], context: Numbers) -> NDArray[np.float64]:
+    def _interpolated(self, table: CostTable, column: NDArray[np.int64], context: Counts) -> NDArray[np.float64]:
         if column.size and not (int(column.min()) >= 0 and int(column.max()) <= self.gamma_max):
             asked = int(column.min()) if column.min() < 0 else int(column.max())
             raise TraceError(
@@ -122,14 +218,20 @@ class CostCurve:
     def backlog_max(self) -> int:
         return max(1, len(self.catch_up))
 
-    def backlog_after(self, backlog: Numbers, drafted: Numbers, accepted: Numbers) -> NDArray[np.int64]:
+    def backlog_after(self, backlog: Counts, drafted: Counts, accepted: Counts) -> NDArray[np.int64]:
         kept = np.minimum(accepted, np.asarray(drafted) - 1) if self.keeps_drafted else 0
         after = np.where(np.asarray(drafted) > 0, accepted + 1 - kept, np.asarray(backlog) + accepted + 1)
         return np.minimum(after, self.backlog_max).astype(np.int64)
 
-    def catch_up_seconds(self, backlog: Numbers, drafted: Numbers) -> NDArray[np.float64]:
+    def catch_up_seconds(self, backlog: Counts, drafted: Counts) -> NDArray[np.float64]:
         added = np.asarray(self.catch_up or (0.0,))[np.minimum(backlog, self.backlog_max) - 1]
         return np.where(np.asarray(drafted) > 0, added, 0.0)
+
+    def rollback_seconds(self, proposed: Numbers, accepted: Numbers) -> NDArray[np.float64]:
+        """What a step takes longer where some of the tokens proposed are rejected."""
+        longest = max(1, len(self.rollback))
+        seconds = np.asarray(self.rollback or (0.0,))[np.minimum(np.asarray(accepted, np.int64), longest - 1)]
+        return np.where(np.asarray(accepted) < proposed, seconds, 0.0)
 
     def doubt(self) -> str:
         """Why a measured curve is not to be trusted, as one of a busy machine; empty if nothing speaks against it."""
@@ -178,6 +280,8 @@ class CostCurve:
             raise TraceError(f"signals must be seconds, 0 or more, not {self.signals}")
         if not are_seconds(self.catch_up) or any(self.catch_up[:1]):
             raise TraceError(f"catch_up must be seconds, 0 or more, the first of them 0, not {list(self.catch_up)}")
+        if not are_seconds(self.rollback):
+            raise TraceError(f"rollback must be seconds, 0 or more, not {list(self.rollback)}")
         if self.batched is not None:
             self.batched.validate()
 
@@ -194,18 +298,3 @@ class CostCurve:
         except DraftgaugeError as error:
             raise TraceError(f"{path} is not a cost curve: {error}; {AGAIN}") from error
         return curve
-
-
-def run_costs(run: Path) -> CostCurve:
-    """The cost curve of a recorded run, which may be of another device or engine than its trace."""
-    curve, manifest = CostCurve.load(run / COSTS_NAME), Manifest.load(run)
-    for name, value in (("compression", manifest.target.compression), ("pair", pair_fingerprint(manifest))):
-        mine = getattr(curve, name)
-        if mine and mine != value:
-            raise TraceError(f"{run / COSTS_NAME} is of {name} {mine}, the trace of {name} {value}; {AGAIN}")
-    return replace(curve, engine=curve.engine or manifest.target.engine)
-
-
-def pair_fingerprint(manifest: Manifest) -> str:
-    draft = manifest.drafter if manifest.draft is None else manifest.draft.fingerprint
-    return f"{manifest.target.fingerprint}+{draft}"

@@ -13,8 +13,7 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
-from draftgauge.traces.batch_costs import BatchCosts
-from draftgauge.traces.costs import MAX_PLAIN_RATIO, CostCurve, CostTable
+from draftgauge.traces.costs import MAX_PLAIN_RATIO, BatchCosts, CostCurve, CostTable
 
 FORMAT = "draftgauge engine costs"
 BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"

@@ -112,6 +112,12 @@ class Manifest:
         return tuple(f"--{name.replace('_', '-')}" for name in CODE_OPTIONS if name in allowed)
 
     @property
+    def pair(self) -> str:
+        """Fingerprints of target and drafter, as a cost curve has them."""
+        draft = self.drafter if self.draft is None else self.draft.fingerprint
+        return f"{self.target.fingerprint}+{draft}"
+
+    @property
     def drafts_with(self) -> str:
         """What drafted, as ``--drafter`` takes it."""
         return self.drafter if self.draft is None else self.draft.source

@@ -8,11 +8,12 @@ not depend on them in law, so any policy can be replayed in expectation (:mod:`d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import TraceError
@@ -124,3 +125,191 @@ class Trace:
             f"<Trace of {len(self.prompts)} prompts ({tasks}): {self.positions:,} positions, target "
             f"{self.compression}, drafts of up to {self.gamma_max}, {mean:.2f} tokens accepted on average>"
         )
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One prompt, recorded densely: ``N`` output positions, up to ``G`` tokens drafted from each.
+
+    The columns ``[N]`` and ``[N, G]`` are those of :class:`~draftgauge.traces.trace.Trace`. A record of sampled
+    decoding has ``acceptance`` and ``survival``, and its drafts are the *refused* ones of
+    :class:`~draftgauge.traces.trace.SampledDrafts`.
+    """
+
+    info: PromptInfo
+    token: NDArray[np.int32]
+    target_entropy: NDArray[np.float32]
+    draft_token: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    margin: NDArray[np.float32]
+    accepted: NDArray[np.int16]
+    acceptance: NDArray[np.float32] | None = None
+    survival: NDArray[np.float32] | None = None
+
+    @property
+    def sampled(self) -> bool:
+        return self.acceptance is not None
+
+    @property
+    def gamma_max(self) -> int:
+        return int(self.draft_token.shape[1])
+
+    @property
+    def drafted(self) -> NDArray[np.int16]:
+        """``[N]`` tokens drafted from each position."""
+        counts: NDArray[np.int16] = (self.draft_token >= 0).sum(axis=1, dtype=np.int16)
+        return counts
+
+    def validate(self) -> None:
+        """Raise :class:`TraceError` naming the first value that is off."""
+        where, length = f"prompt {self.info.index}", self.info.output_tokens
+        assert (self.acceptance is None) == (self.survival is None), where
+        types = {"token": np.int32, "draft_token": np.int32, "accepted": np.int16}
+        chances = ("acceptance", "survival") if self.sampled else ()
+        for name in ("token", "target_entropy", "accepted", "draft_token", "confidence", "entropy", "margin", *chances):
+            column, flat = getattr(self, name), name in ("token", "target_entropy", "accepted", *chances)
+            assert column.shape == ((length,) if flat else (length, self.gamma_max)), (where, name, column.shape)
+            assert column.dtype == types.get(name, np.float32), (where, name, column.dtype)
+        check_rows(self, where)
+        if self.acceptance is not None and self.survival is not None:
+            check_chances(self.acceptance, self.survival, self.drafted > 0, where)
+
+
+def make_record(
+    info: PromptInfo, token: Sequence[int], drafts: Sequence[Sequence[int]], gamma_max: int
+) -> PromptRecord:
+    """A record of ``N`` greedy tokens and what was drafted from each, by a drafter that is certain of all it drafts."""
+    tokens = np.asarray(token, np.int32)
+    draft_token = np.full((len(drafts), gamma_max), -1, np.int32)
+    for row, draft in enumerate(drafts):
+        draft_token[row, : len(draft)] = draft
+    zero = np.where(draft_token >= 0, np.float32(0), np.float32(np.nan))
+    record = PromptRecord(
+        info=info,
+        token=tokens,
+        target_entropy=np.zeros(len(tokens), np.float32),
+        draft_token=draft_token,
+        confidence=zero + 1,
+        entropy=zero,
+        margin=zero + 1,
+        accepted=accepted_lengths(tokens, draft_token),
+    )
+    record.validate()
+    return record
+
+
+TOLERANCE = 1e-4  # a softmax in float32 over a large vocabulary may sum to slightly more than 1
+
+
+def accepted_lengths(
+    token: NDArray[np.int32], draft_token: NDArray[np.int32], remaining: NDArray[np.int64] | None = None
+) -> NDArray[np.int16]:
+    """How many drafted tokens of each position equal the greedy continuation, before the first that does not.
+
+    Args:
+        token: ``[P]`` greedy tokens; ``d_1`` drafted from row ``p`` is compared with ``token[p]``, ``d_2`` with
+            ``token[p + 1]``, ...
+        draft_token: ``[P, G]``, -1 where nothing was drafted.
+        remaining: ``[P]`` rows from each row to the end of its own prompt, itself included; by default all rows are one
+            prompt.
+
+    Returns:
+        ``[P]`` int16; tokens past the recorded output count as rejected.
+    """
+    rows, gamma_max = draft_token.shape
+    left = np.arange(rows, 0, -1) if remaining is None else remaining
+    padded = np.concatenate([token, np.zeros(gamma_max, np.int32)])
+    continuation = np.lib.stride_tricks.sliding_window_view(padded, gamma_max)[:rows]
+    matches = (draft_token == continuation) & (np.arange(gamma_max) < left[:, None])
+    lengths: NDArray[np.int16] = np.logical_and.accumulate(matches, axis=1).sum(axis=1, dtype=np.int16)
+    return lengths
+
+
+def check_rows(rows: PromptRecord | Trace, where: str, remaining: NDArray[np.int64] | None = None) -> None:
+    """Raise :class:`TraceError` naming the first column with a value out of range, and the row."""
+    drafted = rows.draft_token >= 0
+    entropy = rows.target_entropy
+    _refuse(rows.token < 0, f"{where}: token must be 0 or more")
+    _refuse(drafted[:, 1:] & ~drafted[:, :-1], f"{where}: draft_token has tokens after its padding (-1)")
+    _refuse(~(entropy >= -TOLERANCE) | np.isinf(entropy), f"{where}: target_entropy must be bits, 0 or more")
+    for name, highest in (("confidence", 1.0), ("entropy", np.inf), ("margin", 1.0)):
+        values: NDArray[np.float32] = getattr(rows, name)
+        problem = "must be a number for each drafted token and NaN for the others"
+        _refuse(np.isnan(values) == drafted, f"{where}: {name} {problem}")
+        outside = (values < -TOLERANCE) | (values > highest + TOLERANCE) | np.isinf(values)
+        _refuse(outside, f"{where}: {name} must lie in 0..{highest:g}")
+    expected = accepted_lengths(rows.token, rows.draft_token, remaining)
+    _refuse(
+        rows.accepted != expected,
+        f"{where}: accepted differs from the drafted tokens that equal the greedy continuation",
+    )
+
+
+def check_chances(
+    acceptance: NDArray[np.float32], survival: NDArray[np.float32], drafted: NDArray[np.bool_], where: str
+) -> None:
+    """Raise :class:`TraceError` naming the first chance out of range, and its row."""
+    for name, values in (("acceptance", acceptance), ("survival", survival)):
+        bad = np.where(drafted, ~((values >= 0) & (values <= 1)), ~np.isnan(values))
+        _refuse(bad, f"{where}: {name} must be a chance where a token was drafted and NaN elsewhere")
+
+
+def _refuse(bad: NDArray[np.bool_], problem: str) -> None:
+    if bad.any():
+        raise TraceError(f"{problem} (row {int(np.argwhere(bad)[0][0])})")
+
+
+# The arrays with one row a position; a record of sampled decoding has two more.
+COLUMNS = ("token", "target_entropy", "drafted", "accepted", "draft_token", "confidence", "entropy", "margin")
+CHANCES = ("acceptance", "survival")
+
+
+def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[prompts + 1]`` first row of each prompt, then the number of rows."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def remaining_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[P]`` rows from each row to the end of its prompt, itself included."""
+    return np.repeat(offsets[1:], np.diff(offsets)) - np.arange(offsets[-1])
+
+
+def conversations(trace: Trace) -> NDArray[np.int64]:
+    """``[prompts]`` number of the conversation that each is a turn of, from 0 on; mostly there is one turn."""
+    if trace.turns == 1:
+        return np.arange(len(trace.prompts))
+    numbers = np.unique([prompt.index // trace.turns for prompt in trace.prompts], return_inverse=True)[1]
+    return numbers.reshape(-1).astype(np.int64)
+
+
+def select(trace: Trace, keep: ArrayLike) -> Trace:
+    """The prompts for which ``keep`` (``[prompts]`` bool) is true, in their order."""
+    mask = np.asarray(keep, np.bool_)
+    assert mask.shape == (len(trace.prompts),), mask.shape
+    return take(trace, np.flatnonzero(mask))
+
+
+def take(trace: Trace, order: NDArray[np.int64]) -> Trace:
+    """The prompts at the positions ``order`` (``[n]``), in that order; a position may come more than once."""
+    lengths = np.diff(trace.offsets)[order]
+    offsets = offsets_of(lengths)
+    rows = np.arange(offsets[-1]) + np.repeat(trace.offsets[:-1][order] - offsets[:-1], lengths)
+    columns = {name: getattr(trace, name)[rows] for name in COLUMNS}
+    sampled = trace.sampled
+    if sampled is not None:
+        sampled = SampledDrafts(*(getattr(sampled, each.name)[rows] for each in fields(sampled)))
+    return replace(trace, prompts=tuple(trace.prompts[i] for i in order), offsets=offsets, sampled=sampled, **columns)
+
+
+def narrow(trace: Trace, gamma_max: int) -> Trace:
+    """The trace as if drafts of at most ``gamma_max`` tokens had been recorded; itself where none is longer."""
+    if gamma_max >= trace.gamma_max:
+        return trace
+    wide = ("draft_token", *SIGNALS)
+    columns: dict[str, Any] = {name: getattr(trace, name)[:, :gamma_max] for name in wide}
+    counts = {name: np.minimum(getattr(trace, name), gamma_max) for name in ("drafted", "accepted")}
+    sampled = trace.sampled
+    if sampled is not None:
+        sampled = replace(sampled, **{name: getattr(sampled, name)[:, :gamma_max] for name in wide})
+    return replace(trace, gamma_max=gamma_max, sampled=sampled, **columns, **counts)

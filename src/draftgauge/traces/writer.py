@@ -1,18 +1,23 @@
-"""Writing a trace shard by shard, so that a run killed at any moment goes on where it stopped."""
+"""Writing a trace shard by shard, so that a run killed at any moment goes on where it stopped.
+
+Several processes may record a run, each into a part under ``parts/``: a run folder with the same fingerprint. Its
+shards hold whole prompts, so joining copies them under the next numbers, and a kill between two copies loses nothing.
+"""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from draftgauge.core.errors import TraceError, warn
-from draftgauge.core.files import remove_temporaries, require_writable
+from draftgauge.core.files import append_lines, atomic_write_bytes, remove_temporaries, require_writable
+from draftgauge.core.locks import only_writer
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
-from draftgauge.traces.parquet import DamagedFileError
-from draftgauge.traces.record import PromptRecord
-from draftgauge.traces.shards import next_shard, read_shard, shard_paths, write_shard
+from draftgauge.traces.shards import DamagedFileError, next_shard, read_shard, shard_paths, write_shard
+from draftgauge.traces.trace import PromptRecord
 
 SHARD_PROMPTS = 4  # a kill loses what was recorded of one shard
 
@@ -119,3 +124,42 @@ class TraceWriter:
     def _save(self, manifest: Manifest) -> None:
         manifest.save(self.folder)
         self.manifest = manifest
+
+
+PARTS = "parts"
+PATIENCE = 60.0  # seconds that a worker whose driver died may take to end
+
+
+def part_folder(run: Path, part: int) -> Path:
+    return run / PARTS / f"{part:04d}"
+
+
+def join_parts(run: Path) -> None:
+    """Copy the shards of all parts of a run into it, then remove the parts."""
+    parts = sorted(path for path in (run / PARTS).glob("*") if (path / MANIFEST_NAME).exists())
+    if not parts:
+        return
+    manifest = Manifest.load(run)
+    fingerprint = manifest.fingerprint()
+    done = {prompt.index for path in shard_paths(run) for prompt in read_shard(path, fingerprint).prompts}
+    for part in parts:
+        Manifest.load(part).refuse_other(manifest, f"{part} is a part")
+        with only_writer(part, PATIENCE):
+            for path in shard_paths(part):
+                try:
+                    prompts = {prompt.index for prompt in read_shard(path, fingerprint).prompts}
+                except DamagedFileError:  # its prompts are recorded again
+                    continue
+                if prompts <= done:  # copied before a kill
+                    continue
+                if prompts & done:
+                    raise TraceError(
+                        f"{path} holds prompt {min(prompts & done)}, as another shard of {run} does, and prompt "
+                        f"{min(prompts - done)}, which none does: parts must not overlap; remove {part}"
+                    )
+                atomic_write_bytes(next_shard(run), path.read_bytes())
+                done |= prompts
+            for notes in sorted(part.glob("*.jsonl")):  # lines that were noted of single prompts
+                append_lines(run / notes.name, notes.read_text(encoding="utf-8"))
+        shutil.rmtree(part)
+    shutil.rmtree(run / PARTS, ignore_errors=True)

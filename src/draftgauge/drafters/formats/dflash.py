@@ -22,16 +22,10 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.anchors import AnchorCache, Places
+from draftgauge.drafters.formats import writing
 from draftgauge.drafters.formats.decoder import DrafterNet
 from draftgauge.drafters.formats.layout import Layout, Shapes, read_windows, shared
 from draftgauge.drafters.formats.settings import Settings
-from draftgauge.drafters.formats.writing import (
-    ascending,
-    check_embedding,
-    decoder_settings,
-    taken_apart,
-    vocabulary_map,
-)
 from draftgauge.drafters.reuse.blockwise import block_attention
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.rotary import Tables, window
@@ -221,20 +215,20 @@ def check_exportable(config: ReuseConfig) -> None:
     if config.markov_rank or config.confidence_head:
         what = "a Markov head (markov_rank)" if config.markov_rank else "a confidence head (confidence_head)"
         raise DraftgaugeError(f"this drafter has {what}, which DFlash lacks: train it without")
-    check_embedding(config, "DFlash")
+    writing.check_embedding(config, "DFlash")
 
 
 def checkpoint_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors of a drafter's weights."""
     left = dict(weights)
     tensors = {new: left.pop(old) for old, new in _RENAMED.items()}
-    tensors["fc.weight"] = ascending(config, left.pop("fuse.weight"))
+    tensors["fc.weight"] = writing.ascending(config, left.pop("fuse.weight"))
     for number in range(config.layers):
         layer = f"layers.{number}."
         tensors |= {f"{layer}{new}.weight": left.pop(f"{layer}{old}.weight") for old, new in _OF_LAYER.items()}
         heads, gate_up = left.pop(f"{layer}attention.from_state.weight"), left.pop(f"{layer}mlp.gate_up.weight")
-        tensors |= taken_apart(config, heads, gate_up, layer)
-    head, vocabulary = left.pop("head.weight"), vocabulary_map(config, left)
+        tensors |= writing.taken_apart(config, heads, gate_up, layer)
+    head, vocabulary = left.pop("head.weight"), writing.vocabulary_map(config, left)
     tensors |= {"lm_head.weight": head} | vocabulary if vocabulary else {}
     assert not left, f"weights without a name in DFlash: {sorted(left)}"
     return tensors
@@ -265,7 +259,7 @@ def checkpoint_config(config: ReuseConfig) -> dict[str, Any]:
         "draft_vocab_size": config.logits,
         "tie_word_embeddings": False,
         "transformer_layer_config": {
-            **decoder_settings(config),
+            **writing.decoder_settings(config),
             "model_type": "qwen3",
             "layer_types": ["full_attention"] * config.layers,
             "use_sliding_window": False,

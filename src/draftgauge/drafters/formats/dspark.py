@@ -96,8 +96,9 @@ class DSparkBranches(DFlashBranches):
             added = weights.linear("markov_head.markov_w2", self._latent(state, features)).float()
             self.logits = self.logits + added
         if layout.confidence:
-            reads = layout.confidence_reads_token and features is not None
-            joined = torch.cat((state, features), -1) if reads else state
+            joined = state
+            if features is not None and layout.confidence_reads_token:
+                joined = torch.cat((state, features), -1)
             self.confidence = weights.linear("confidence_head.proj", joined)[:, 0].float().sigmoid()
 
     def _latent(self, state: Tensor, features: Tensor) -> Tensor:

@@ -22,16 +22,10 @@ from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
+from draftgauge.drafters.formats import writing
 from draftgauge.drafters.formats.decoder import DrafterNet
 from draftgauge.drafters.formats.layout import HEAD, Layout, Shapes, read_windows, shared
 from draftgauge.drafters.formats.settings import Settings
-from draftgauge.drafters.formats.writing import (
-    ascending,
-    check_embedding,
-    decoder_settings,
-    taken_apart,
-    vocabulary_map,
-)
 from draftgauge.drafters.reuse.attention import Heads
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.joint import joint_attention
@@ -71,7 +65,8 @@ class Eagle3Layout(Layout):
         if any(read_windows(reader, fields["decoder"].layers)):
             reader.refuse("EAGLE-3 drafters with sliding-window attention are not run here")
         fields["taps"] = tuple(sorted(fields["taps"]))  # engines hand them over in ascending order, whatever is listed
-        return cls(**fields, **{norm: reader.flag(norm) for norm in _NORMS})
+        fields |= {norm: reader.flag(norm) for norm in _NORMS}
+        return cls(**fields)
 
     def takes_token(self, layer: int, found: Collection[str]) -> bool:
         return layer == 0 or f"layers.{layer}.hidden_norm.weight" in found
@@ -200,7 +195,7 @@ def check_exportable(config: ReuseConfig) -> None:
             f"the {config.design} design has no EAGLE-3 layout, and no serving engine loads it: {reads}. "
             f"Train with `--reuse {DESIGN}` to export, or run this drafter with draftgauge itself"
         )
-    check_embedding(config, "EAGLE-3")
+    writing.check_embedding(config, "EAGLE-3")
 
 
 def llama_cpp_lacks(config: ReuseConfig) -> str | None:
@@ -222,12 +217,12 @@ def checkpoint_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> di
     """The checkpoint's tensors of a drafter's weights."""
     left = dict(weights)
     tensors = {new: left.pop(old) for old, new in _RENAMED.items()}
-    tensors["fc.weight"] = ascending(config, left.pop("fuse.weight"))
+    tensors["fc.weight"] = writing.ascending(config, left.pop("fuse.weight"))
     for place, layer in enumerate(sorted(config.hidden_layers) if config.norm_before_fc else ()):
         tensors[f"fc_norm.{place}.weight"] = left.pop(f"tap_norms.{config.hidden_layers.index(layer)}.weight")
     joined = torch.cat((left.pop(f"{_ATTENTION}from_token.weight"), left.pop(f"{_ATTENTION}from_state.weight")), 1)
-    tensors |= taken_apart(config, joined, left.pop(f"{_BLOCK}mlp.gate_up.weight"), _LAYER)
-    tensors |= vocabulary_map(config, left)
+    tensors |= writing.taken_apart(config, joined, left.pop(f"{_BLOCK}mlp.gate_up.weight"), _LAYER)
+    tensors |= writing.vocabulary_map(config, left)
     assert not left, f"weights without a name in EAGLE-3: {sorted(left)}"
     return tensors
 
@@ -244,7 +239,7 @@ def checkpoint_config(config: ReuseConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        **decoder_settings(config),
+        **writing.decoder_settings(config),
         "draft_vocab_size": config.logits,
         "rope_theta": rope.get("rope_theta"),
         "rope_scaling": rope if scaled else None,

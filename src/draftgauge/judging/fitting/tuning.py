@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from draftgauge.judging.evaluate import Rivals
 from draftgauge.judging.replay import can_replay, replay
-from draftgauge.policies.registry import grid_specs, make_policy, parse_spec, tunable_policies
+from draftgauge.policies.registry import grid_specs, tunable_policies
+from draftgauge.policies.spec import PolicySpec, make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 
@@ -34,4 +35,4 @@ def tune_rivals(trace: Trace, costs: CostCurve, names: Sequence[str] | None = No
 
 def _points(name: str, trace: Trace) -> list[str]:
     longest = trace.gamma_max
-    return [s for s in grid_specs(name) if int(parse_spec(s)[1].get("gamma_max", longest)) <= longest]
+    return [s for s in grid_specs(name) if int(PolicySpec.of(s).arguments.get("gamma_max", longest)) <= longest]

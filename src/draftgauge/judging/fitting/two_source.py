@@ -21,9 +21,8 @@ from draftgauge.policies.fitted import FITTED_HERE, FittedPolicy, fitted_policy
 from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stopping import logit
 from draftgauge.policies.two_source import SIGNALS, TWO_SOURCE, LookupNumbers, TwoSource, TwoSourceNumbers, lookup_terms
-from draftgauge.traces.build import conversations, select
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, conversations, select
 
 Floats = NDArray[np.float64]
 

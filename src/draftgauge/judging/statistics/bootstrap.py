@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,20 +39,9 @@ class Comparison(NamedTuple):
     p_value: float
 
 
-class Estimated(Protocol):
-    """What has an interval."""
-
-    @property
-    def estimate(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-def columns(name: str, found: Estimated) -> dict[str, float]:
+def columns(name: str, found: tuple[float, ...]) -> dict[str, float]:
     """A figure and the ends of its interval as columns of a flat row: ``NAME``, ``NAME_low``, ``NAME_high``."""
-    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=False))
 
 
 @lru_cache(maxsize=8)

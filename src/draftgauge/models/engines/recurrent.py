@@ -9,7 +9,7 @@ again; keys and values are cropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
@@ -79,7 +80,7 @@ class RecurrentModel(ModulesModel):
         self._holders = _HOLDERS.get(model, [])
         self._linears = [part for module in self._holders for part in module.modules() if isinstance(part, nn.Linear)]
         super().__init__(model)
-        self.spec = replace(self.spec, branches=1)  # every branch has states of its own
+        self.spec = replace(self.spec, branches=1, recurrent=True)  # every branch has states of its own
 
     def reset(self) -> None:
         super().reset()
@@ -103,6 +104,15 @@ class RecurrentModel(ModulesModel):
             self._passes.append(Pass(self._length - len(tokens), len(tokens), len(tokens), calls))
         self._text = torch.cat((self._text.to(tokens.device), tokens))
         return logits
+
+    @torch.inference_mode()
+    def run(self, tokens: Tensor, cache: DynamicCache, begin: int, last_only: bool = False) -> Tensor:
+        with self._convolutions():
+            return super().run(tokens, cache, begin, last_only)
+
+    def _convolutions(self) -> AbstractContextManager[object]:
+        half = self.spec.device.type == "cpu" and self.spec.dtype != torch.float32
+        return WideConvolutions() if half else nullcontext()
 
     @torch.inference_mode()
     def truncate(self, length: int) -> None:
@@ -182,7 +192,7 @@ class RecurrentModel(ModulesModel):
         # Walking token by token suits a CPU, and is what plain decoding does; a GPU would wait for every launch.
         step = 1 if self.spec.device.type == "cpu" else REPLAYED
         projected: Iterator[Tensor] = iter(())
-        with _replaced(self._linears, lambda *inputs: next(projected)):
+        with self._convolutions(), _replaced(self._linears, lambda *inputs: next(projected)):
             for done in passes:
                 for begin in range(0, done.count, step):
                     piece = partial(_piece, taken=done.taken, begin=begin, end=min(begin + step, done.count))
@@ -203,9 +213,10 @@ class RecurrentModel(ModulesModel):
                 states = [state for layer in layers for state in getattr(layer, name).values() if state is not None]
                 if states:
                     break
+            filled = any(bool(state.any()) for state in states)
             for state in states:
                 state.zero_()
-            ignored = torch.equal(continued, self.run(second, self._cache, len(first)))
+            ignored = filled and torch.equal(continued, self.run(second, self._cache, len(first)))
             self.reset()
         name = f"this {self.spec.family} model ({type(self.module).__name__})"
         if not self._holders:
@@ -235,6 +246,22 @@ class RecurrentModel(ModulesModel):
 
 
 CHOOSE = "choose another model"
+
+
+class WideConvolutions(TorchFunctionMode):
+    """Convolutions in float32: by channel, a CPU takes hundreds of times as long in half precision."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.conv1d:
+            return func(*args, **(kwargs or {}))
+        wide: list[Any] = [held.float() if isinstance(held, Tensor) else held for held in args]
+        options: dict[str, Any] = {
+            n: held.float() if isinstance(held, Tensor) else held for n, held in (kwargs or {}).items()
+        }
+        given = next(held for held in (*args, *(kwargs or {}).values()) if isinstance(held, Tensor))
+        return func(*wide, **options).to(given.dtype)
 
 
 def states_of(cache: DynamicCache) -> States:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftgauge.judging.statistics.bootstrap import Interval, columns
+from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.statistics.crossed import Counts, Floats
 from draftgauge.judging.statistics.effects import EffectTest, crossed_effects
 from draftgauge.judging.statistics.paired import holm
@@ -123,8 +123,8 @@ def verdict_rows(runs: Runs) -> list[dict[str, Any]]:
         verdict, reason = "undecided", _undecidable(prediction, test, runs)
         if reason is None and p_value < LEVEL:
             verdict = "supported" if test.low > 0 else "contradicted" if test.high < 0 else verdict
-        found = test._asdict() | {"p_value": p_value, "uncorrected_p_value": test.p_value}
-        difference = columns("difference", Interval(found.pop("estimate"), found.pop("low"), found.pop("high")))
+        found = {"seeds": test.seeds, "p_value": p_value, "p_seeds": test.p_seeds, "uncorrected_p_value": test.p_value}
+        difference = columns("difference", test)
         rows.append(row | {"verdict": verdict} | difference | found | {"reason": reason})
     return rows
 

@@ -1,0 +1,199 @@
+"""A policy as it is written on the command line, in requests and in rows: ``fixed:4``, ``stopping``, a fitted file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from draftgauge.core.compressions import UNCOMPRESSED, held_as
+from draftgauge.core.config import convert
+from draftgauge.core.errors import DraftgaugeError, meant
+from draftgauge.policies.base import Policy
+from draftgauge.policies.checks import require_costs
+from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX, FittedPolicy, fitted_policy, is_fitted, load_fitted
+from draftgauge.policies.registry import FIXED, NO_DRAFT, POLICIES, PolicyEntry, usage
+from draftgauge.traces.costs import CostCurve
+
+# Rules for a whole batch, by name: whether they learn chances of acceptance, or take the drafter's confidences.
+WHOLE_BATCH = {"adaptive-verification": True, "confidence-scheduled": False}
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """A policy's text, read once. :meth:`of` takes any name that rows hold, :meth:`parse` only what can be made.
+
+    Attributes:
+        text: as it is written today, e.g. ``hf-confidence:threshold=0.4``; a path of a fitted file.
+    """
+
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> PolicySpec:
+        """The policy of a text, which may also be a user's own name, ``plain`` or a bound."""
+        # Earlier versions wrote ``none`` for ``no-draft`` and ``fixed:gamma=4`` for ``fixed:4``.
+        name, colon, values = text.replace(f"{FIXED}gamma=", FIXED).partition(":")
+        return cls((NO_DRAFT if name == "none" else name) + colon + values)
+
+    @classmethod
+    def fixed(cls, gamma: int) -> PolicySpec:
+        return cls(f"{FIXED}{gamma}" if gamma else NO_DRAFT)
+
+    @classmethod
+    def parse(cls, text: str) -> PolicySpec:
+        """The policy of a text, checked.
+
+        Raises:
+            DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take,
+                a file that holds no fitted policy, or a rule for whole batches.
+        """
+        policy = cls.of(text)
+        if policy.text in WHOLE_BATCH:
+            raise DraftgaugeError(f"{text} is for batches: profile with --batches 1,8, then replay with --batches 8")
+        if policy.fitted is None:
+            _ = policy.arguments
+        return policy
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def of_file(self) -> bool:
+        return self.text.endswith(FITTED_SUFFIX)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether its numbers were fitted: in a file, or for the comparison that names it."""
+        return self.text.endswith((FITTED_SUFFIX, FITTED_HERE))
+
+    @cached_property
+    def fitted(self) -> FittedPolicy | None:
+        """The numbers of a fitted file; None where the text names none."""
+        return load_fitted(Path(self.text)) if self.of_file else None
+
+    @cached_property
+    def name(self) -> str:
+        """Of the rule, without its arguments; a server may be named by a file that does not lie here."""
+        if self.of_file:
+            return load_fitted(Path(self.text)).policy if is_fitted(Path(self.text)) else self.text
+        return self.text.removesuffix(FITTED_HERE).partition(":")[0]
+
+    @property
+    def entry(self) -> PolicyEntry | None:
+        """What is said of the rule; None if none of that name is registered."""
+        return POLICIES.get(self.name)
+
+    @property
+    def description(self) -> str:
+        return "" if self.entry is None else self.entry.description
+
+    @property
+    def complexity(self) -> float:
+        """How many of its numbers are tuned or fitted; infinite for a user's own."""
+        return math.inf if self.entry is None else self.entry.complexity
+
+    @property
+    def weighs_cost(self) -> bool:
+        return self.entry is None or "costs" in self.entry.parameters
+
+    @property
+    def length(self) -> int | None:
+        """Tokens drafted by ``fixed:N``, 0 by ``no-draft``; None of rules that choose, and of ``fixed`` for all."""
+        if self.text == NO_DRAFT:
+            return 0
+        return self.arguments.get("gamma") if self.text.startswith(FIXED) else None
+
+    @cached_property
+    def arguments(self) -> Mapping[str, Any]:
+        """What follows the name (``name:key=value,key=value``), converted by the annotations of the factory.
+
+        The first value may come without its key (``fixed:4``). A piece without ``=`` after a keyed one continues its
+        value (``sglang-adaptive:candidates=1,2,4``).
+        """
+        name, colon, rest = self.text.partition(":")
+        others = [part for part in self.text.split(",")[1:] if part.partition(":")[0] in POLICIES]
+        if others:
+            raise DraftgaugeError(f"{self.text!r} names more than one policy: give {others[0]} by itself")
+        if name not in POLICIES:
+            known = ", ".join(sorted(POLICIES))
+            raise DraftgaugeError(f"unknown policy {name!r}; {meant(name, POLICIES)}known: {known}")
+        if colon and not rest:
+            raise DraftgaugeError(f"{self.text!r}: nothing follows the colon; {usage(name)}")
+        parameters = POLICIES[name].settable
+        pairs: list[tuple[str, str]] = []  # ``4,window=8`` -> (first, "4"), ("window", "8")
+        for piece in rest.split(",") if rest else ():
+            key, equals, value = piece.partition("=")
+            if equals:
+                pairs.append((key.strip(), value.strip()))
+            elif pairs:
+                pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{piece.strip()}")
+            else:
+                pairs.append((next(iter(parameters), ""), piece.strip()))
+        arguments: dict[str, Any] = {}
+        for key, text in pairs:
+            if key not in parameters:
+                problem = f"has no parameter {key!r}" if parameters else "takes no parameters"
+                raise DraftgaugeError(f"policy {name} {problem}: {usage(name)}")
+            if key in arguments:
+                raise DraftgaugeError(f"{self.text!r} gives {key} twice")
+            arguments[key] = convert(text, parameters[key].annotation, f"policy {name}: {key}")
+        return arguments
+
+    def make(self, gamma_max: int, costs: CostCurve | None = None, compression: str | None = None) -> Policy:
+        """A new one, see :func:`make_policy`; ``compression`` is the target's, by default what the costs say."""
+        if self.fitted is not None:
+            try:
+                return fitted_policy(self.fitted, gamma_max, costs, compression or "")
+            except DraftgaugeError as error:
+                raise DraftgaugeError(f"{self.text}: {error}") from error
+        name, arguments, entry = self.name, self.arguments, POLICIES[self.name]
+        lower = arguments.get("gamma_max", gamma_max)
+        if not 1 <= lower <= gamma_max:
+            raise DraftgaugeError(
+                f"policy {name}: gamma_max must be 1 to {gamma_max}, the longest draft here, not {lower}"
+            )
+        if self.weighs_cost:
+            require_costs(name, costs)
+        if compression is None:
+            compression = UNCOMPRESSED if costs is None else held_as(costs.compression, costs.engine)
+        known = {"gamma_max": gamma_max, "costs": costs, "compression": compression}
+        given = {key: value for key, value in known.items() if key in entry.parameters} | dict(arguments)
+        missing = [key for key, each in entry.parameters.items() if each.default is each.empty and key not in given]
+        if missing:
+            raise DraftgaugeError(f"policy {name} needs {', '.join(missing)}: {usage(name)}")
+        return entry.factory(**given)
+
+
+def make_policy(spec: str, gamma_max: int, costs: CostCurve | None = None) -> Policy:
+    """A new policy from its spec, e.g. ``no-draft``, ``fixed:4``, ``hf-confidence:threshold=0.4,adaptive=true``, or
+    from a fitted file.
+
+    Policies hold state, some of it across prompts: make a new one for every run and replay.
+
+    Args:
+        spec: a name in :data:`POLICIES`, then its parameters; or the path of a file that ``draftgauge fit`` wrote
+            (ending ``.json``).
+        gamma_max: the longest draft possible; no policy's ``limit`` exceeds it. A spec may set a lower one
+            (``hf-heuristic:gamma_max=8``).
+        costs: of the pair on this machine, for the policies that weigh cost.
+
+    Raises:
+        DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take, or
+            a policy that weighs cost without a cost curve.
+    """
+    if gamma_max < 1:
+        raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")
+    return PolicySpec.of(spec).make(gamma_max, costs)
+
+
+def read_policies(texts: Iterable[str], gamma_max: int | None = None) -> tuple[PolicySpec, ...]:
+    """The policies of these texts, each once; with ``gamma_max`` bare ``fixed`` is every length up to it."""
+    policies: dict[str, PolicySpec] = {}
+    for policy in map(PolicySpec.parse, texts):
+        every = range(1, gamma_max + 1) if gamma_max is not None and policy.text == "fixed" else ()
+        policies |= {each.text: each for each in (map(PolicySpec.fixed, every) if every else [policy])}
+    return tuple(policies.values())
