@@ -48,6 +48,7 @@ OUTCOMES = ROOT / "docs" / "results" / "families.json"
 PAGE = ROOT / "docs" / "engines.md"
 BEGIN, END = "<!-- families -->\n", "<!-- end of families -->\n"
 GENERATES_OTHERWISE = ("moshi",)  # transformers' generate gives another text than its forward without a cache
+WITHOUT_EMBEDDINGS = ("mamba2",)  # transformers' hidden states begin behind its first layer
 TWO_PATHS = ("nemotron_h", "zamba2")  # transformers bounds their time steps in passes of several tokens only
 FIXTURES = ("eagle3-norms", "dflash-flat", "dspark-deepspec")
 MOST_USED = """qwen3 qwen2 llama gemma3_text gemma4_text mistral gpt_oss qwen3_moe qwen3_5 qwen3_next deepseek_v3
@@ -130,7 +131,8 @@ def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
         shown = model(text[None], use_cache=True, output_hidden_states=True, **cache_argument(model, cache))
     if not keys:
         states = shown.hidden_states if shown.get("hidden_states") is not None else shown.decoder_hidden_states
-        wanted = torch.stack([states[layer + 1][0] for layer in plan.hidden_layers], 1)
+        first = 0 if config.model_type in WITHOUT_EMBEDDINGS else 1
+        wanted = torch.stack([states[layer + first][0] for layer in plan.hidden_layers], 1)
         return "yes" if _close(taps.hidden(0, len(text)), wanted) else "differ"
     pairs = zip(taps.keys_values(0, len(text)), ("keys", "values"), strict=True)
     layers = [cache.layers[layer] for layer in plan.kv_layers]
