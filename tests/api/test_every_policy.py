@@ -116,7 +116,7 @@ def test_a_curve_is_measured_once_and_again_on_demand(pair: Pair, monkeypatch: p
     monkeypatch.setattr(CostCurve, "doubt", lambda curve: "")
     first = pair_costs(pair, quick, gamma_max=2)
     assert pair_costs(pair, quick, gamma_max=2) == first
-    other = replace(pair, tokenizer=tiny_tokenizer(swap=(4, 5)))
+    other = replace(pair, known_tokenizer=tiny_tokenizer(swap=(4, 5)))
     assert pair_costs(other, quick, gamma_max=2).vocabulary == vocabulary_digest(other.tokenizer) != first.vocabulary
     assert len(measured) == 1
     assert first.measured is not None
