@@ -101,7 +101,10 @@ def score_rule(module: PreTrainedModel, layer: int) -> ScoreRule:
 def _attention(module: PreTrainedModel, layer: int) -> Any:
     attention: Any = getattr(decoder_layers(module)[layer], "self_attn", None)
     parts = all(hasattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj", "scaling", "head_dim"))
-    if not parts or attention.q_proj.out_features != attention.o_proj.in_features:  # a gate among the queries
+    gated = parts and (  # a gate among the queries; of quantised linears some name no widths
+        getattr(attention.q_proj, "out_features", None) != getattr(attention.o_proj, "in_features", None)
+    )
+    if not parts or gated:
         raise ModelError(
             f"layer {layer} of this {module.config.get_text_config().model_type} model has no projections of queries, "
             "keys and values of their own to compare with: choose a drafter that reads hidden states"
