@@ -32,6 +32,6 @@ def test_the_source_archive_holds_what_its_tests_read_and_its_makefile_runs() ->
     patterns = build["targets"]["sdist"]["include"]
     assert all(pattern.startswith("/") for pattern in patterns), "others match in every folder"
     run = re.findall(r"python (\w+)/", (PROJECT / "Makefile").read_text(encoding="utf-8"))
-    assert set(run) == {"benchmarks", "tools"}
+    assert set(run) == {"benchmarks", "tests", "tools"}
     needed = {*run, "src", "tests", "docs", "CONTRIBUTING.md", "README.md"}
     assert [name for name in sorted(needed) if not any(PROJECT / name in PROJECT.glob(p[1:]) for p in patterns)] == []
