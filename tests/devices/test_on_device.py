@@ -110,7 +110,7 @@ def test_sampling_from_one_token_is_greedy_and_a_perfect_draft_stands(engine: st
     drawn = speculative_decode(pair.target, drafter_of(pair, one), policy, prompts[0], settings, generator)
     assert drawn.tokens == greedy
 
-    twin, warm = pair_of(engine, draft=str(PAIR_FOLDER / "target")), Sampling(0.9, top_p=0.95)
+    twin, warm = pair_of(engine, target="reference", drafter=str(PAIR_FOLDER / "target")), Sampling(0.9, top_p=0.95)
     found = speculative_decode(
         twin.target, drafter_of(twin, warm), policy, prompts[0], DecodingSettings(32, warm), generator
     )

@@ -130,7 +130,7 @@ def test_heads_that_overflow_are_told(fixture: str) -> None:
     if fixture.startswith("dspark"):
         drafter.net.weights["confidence_head.proj.weight"].fill_(float("nan"))
     else:
-        drafter.net._head.fill_(float("nan"))
+        drafter.net._head = torch.full_like(drafter.net._head, float("nan"))  # not the target's own
     drafter.prefill(tokens(10, vocabulary=48).tolist())
     with pytest.raises(ModelError, match="NaN or infinite"):
         drafter.propose(3, lambda signal: True)

@@ -12,7 +12,7 @@ from draftgauge.api.pair import labelled, load_pair
 from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.drafters.reuse import joint
-from draftgauge.models import compression, device, loading
+from draftgauge.models import compression, device
 from draftgauge.models.compression import label_of, method_of
 from draftgauge.models.device import choose_device, private
 from draftgauge.models.engines import lean_weights
@@ -48,7 +48,7 @@ def test_memory_that_runs_out_while_loading(folder: Path, monkeypatch: pytest.Mo
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
     with pytest.raises(ModelError, match="bf16 does not fit into the memory of cpu"):
         load_model(folder, "bf16", "cpu")
 

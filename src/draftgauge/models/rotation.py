@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.engines.lean_families import FAMILIES
 from draftgauge.models.hidden import text_decoder
 from draftgauge.models.spec import rope_kind
 
@@ -33,6 +34,8 @@ def ordered(module: PreTrainedModel, heads: Tensor) -> Tensor:
 
 
 def _order(module: PreTrainedModel, width: int) -> list[int]:
+    if module.config.get_text_config().model_type in FAMILIES:  # halves, and nothing to compute on a GPU
+        return list(range(width))
     turned = _turned(module, width)
     apart = turned - torch.diag(turned.diagonal())
     firsts = [one for one in range(len(turned)) if float(apart[one].max()) > 0]
