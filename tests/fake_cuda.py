@@ -137,6 +137,8 @@ class _Methods(TorchFunctionMode):
         if on_gpu and func in self._reads:
             self._fake.read(func.__name__)
             return self._reads[func](first)
+        if func is Tensor.__bool__:  # of fake tensors that stayed on the host
+            return False
         if on_gpu and func in self._instead:
             return self._instead[func](*args, **kwargs)
         if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type == "cuda":
@@ -144,7 +146,7 @@ class _Methods(TorchFunctionMode):
             host = np.asarray(args[0])
             kind = {"i": torch.int64, "f": torch.float32, "b": torch.bool}[host.dtype.kind]
             return torch.empty(host.shape, dtype=kwargs.get("dtype") or kind, device=kwargs["device"])
-        if func is Tensor.to and not on_gpu and isinstance(args[1], torch.device) and args[1].type == "cuda":
+        if func is Tensor.to and not on_gpu and len(args) > 1 and str(args[1]).startswith("cuda"):
             self._fake.uploaded(waits=not kwargs.get("non_blocking", False))
             return torch.empty(first.shape, dtype=first.dtype, device=args[1])
         return func(*args, **kwargs)

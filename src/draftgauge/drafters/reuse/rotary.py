@@ -47,7 +47,7 @@ class RotaryTables:
             wanted = torch.empty(0, device=positions.device)  # tells the module to answer in float32
             cos, sin = self._module(wanted, positions[None], *([kind] if kind else []))
             half = (self._width or cos.shape[-1]) // 2
-            cos, sin = _once(cos[0])[:, :half], _once(sin[0])[:, :half]
+            cos, sin = (each.narrow(-1, 0, min(half, each.shape[-1])) for each in _once(cos[0], sin[0]))
             rest = (0, half - cos.shape[-1])
             cos, sin = F.pad(cos, rest, value=1.0), F.pad(sin, rest)
             # rotate_half(x) * sin == roll(x, D / 2) * signed
@@ -55,12 +55,12 @@ class RotaryTables:
             return tables[0].to(like.device, like.dtype), tables[1].to(like.device, like.dtype)
 
 
-def _once(table: Tensor) -> Tensor:
-    """Every frequency of a table ``[length, n]`` once: families repeat them side by side, in turn, or not at all."""
-    first, second = table.tensor_split(2, -1)
-    if first.shape == second.shape and torch.equal(first, second):
-        return first
-    return table[:, ::2] if torch.equal(table[:, ::2], table[:, 1::2]) else table
+def _once(cos: Tensor, sin: Tensor) -> Tables:
+    """Every frequency of tables ``[length, n]`` once: families repeat them side by side, in turn, or not at all."""
+    halves = [each.tensor_split(2, -1) for each in (cos, sin)]
+    if halves[0][0].shape == halves[0][1].shape and not bool((halves[0][0] != halves[0][1]).any()):
+        return halves[0][0], halves[1][0]
+    return (cos, sin) if bool((cos[:, ::2] != cos[:, 1::2]).any()) else (cos[:, ::2], sin[:, ::2])
 
 
 def target_rotary(target: PreTrainedModel, rope: Mapping[str, Any], kind: str, width: int) -> nn.Module:
