@@ -27,14 +27,14 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
-    ("src/draftgauge/**/*.py", LINES, 36_700),
-    ("tests/**/*.py", LINES, 26_500),
-    ("benchmarks/**/*.py", LINES, 2_500),
+    ("src/draftgauge/**/*.py", LINES, 39_500),
+    ("tests/**/*.py", LINES, 29_000),
+    ("benchmarks/**/*.py", LINES, 2_900),
     ("README.md", LINES, 130),
     ("README.md", WORDS, 800),
     ("ARCHITECTURE.md", LINES, 120),
-    ("docs/*.md", WORDS, 15_000),
-    ("docs/results/**/*", KILOBYTES, 4_350),
+    ("docs/*.md", WORDS, 17_500),
+    ("docs/results/**/*", KILOBYTES, 4_600),
 )
 LONGEST_FILE = 400  # lines of a Python file
 
