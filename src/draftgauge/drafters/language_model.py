@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
@@ -127,7 +128,7 @@ class LanguageModelSource(DraftSource):
 
     name = "language_model"
     takes = "a draft model (a folder, or an id of the hub)"
-    drafter_type = LanguageModelDrafter
+    drafter_type: ClassVar[type[FollowsWithModel]] = LanguageModelDrafter
     model: CachedModel
 
     def __init__(self, source: Source, model: CachedModel) -> None:
