@@ -39,7 +39,7 @@ class Prices:
         rollback = costs.rollback_seconds(gamma_max, np.arange(gamma_max))  # where so many are accepted
 
         def ahead(drafted: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-            """Tokens and seconds of rolling back expected of the next 1, 2, ... tokens where all so far are accepted."""
+            """Tokens, and seconds of rolling back, expected of the next 1, 2, ... where all so far are accepted."""
             accepted = np.cumprod([1.0, *accepted_by_depth[drafted:]])
             return np.cumsum(accepted[1:]), np.cumsum((accepted[:-1] - accepted[1:]) * rollback[drafted:])
 
