@@ -16,7 +16,7 @@ from draftgauge.judging.replay import replay
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.meter.costs import _above_noise, _curve, rows_of
 from draftgauge.meter.schedule import LEAST_ROUNDS, Bench, Schedule
-from draftgauge.meter.steps import BACKLOGS, Sample
+from draftgauge.meter.steps import BACKLOGS, KeepsPrompt, Sample
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.spec import make_policy
@@ -192,6 +192,25 @@ def test_contexts_past_the_models_are_measured_at_their_limit(
     curve = measure(target, drafter, contexts=(5, 100, 5000), context_limit=100, seconds=20_000.0)
     assert curve.contexts == (5, 100)
     assert measure(target, drafter, context_limit=20, seconds=20_000.0).contexts == (20,)
+
+
+def test_a_prompt_is_taken_in_once() -> None:
+    """Whatever is decoded behind it, and where another one begins alike."""
+    model, text = wrap(tiny_model(seed=1)), tokens(30, seed=2)
+    kept, fresh, taken = KeepsPrompt(model), wrap(tiny_model(seed=1)), list[int]()
+    forward = model.forward
+    model.forward = lambda fed, last_only=False: taken.append(len(fed)) or forward(fed, last_only)
+    for prompt, behind, back, anew in ((20, 4, 22, 20), (20, 6, 21, 1), (12, 3, 8, 1), (15, 2, 15, 7), (1, 3, 1, 0)):
+        for each in (kept, fresh):
+            each.reset()
+            assert each.length == 0
+            if prompt > 1:
+                each.forward(text[:prompt], last_only=True)
+        assert not anew or taken[-1] == anew
+        got, wanted = (each.forward(text[-behind:]) for each in (kept, fresh))
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-3)
+        for each in (kept, fresh):
+            each.truncate(min(back, each.length))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 200.0])

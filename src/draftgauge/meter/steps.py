@@ -221,7 +221,8 @@ class KeepsPrompt:
         self._begins, before, self._held = False, self._held, tokens.tolist()
         pairs = zip(before, self._held[:-1], strict=False)
         shared = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(before), len(tokens) - 1))
-        if not shared:
+        if not shared or not last_only:  # what is no prompt is read whole
+            shared = 0
             self._model.reset()
         elif shared < self._model.length:
             self._model.truncate(shared)
