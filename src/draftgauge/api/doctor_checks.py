@@ -129,8 +129,17 @@ def examine(evidence: Evidence) -> list[dict[str, Any]]:
             if evidence.too_rare and not evidence.near_chance:
                 text, suspect = TEXTS["seldom"], evidence.best[0] >= 1
         status = "unknown" if seen is None else "well" if not fault else "suspect" if suspect else "wrong"
-        what, remedy = (text["what"], text["do"]) if fault else (None, None)
-        rows.append({"check": name, "status": status, "what": what, "evidence": seen and seen[1], "remedy": remedy})
+        rows.append(row_of(name, status, seen and seen[1], text))
+    return in_order(rows)
+
+
+def row_of(check: str, status: str, evidence: str | None, text: Mapping[str, str] | None = None) -> dict[str, Any]:
+    text = text or TEXTS[check]
+    what, remedy = (text["what"], text["do"]) if status in ("wrong", "suspect") else (None, None)
+    return {"check": check, "status": status, "what": what, "evidence": evidence, "remedy": remedy}
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: ("wrong", "suspect", "well", "unknown").index(row["status"]))
 
 

@@ -112,6 +112,8 @@ class DoctorRequest:
 
     folder: Path | None = option(None, positional=True, help="a recorded run; else name the pair, or --url.")
     url: str | None = option(None, help="a running engine, or a file with the text of its /metrics.")
+    against: str | None = option(None, help="a server of the same model without drafting, to compare answers with.")
+    samples: int = option(100, help="short answers that --against samples for a prompt in each server.")
     server: str | None = option(None, help="the engine of --url or --costs, e.g. vllm or llama-server.")
     costs_file: Path | None = option(None, name="--costs", help="JSON of what a step costs in the engine.")
     pair: PairSpec = PairSpec()
@@ -126,6 +128,9 @@ class DoctorRequest:
     def __post_init__(self) -> None:
         if len(self.pair.compression) > 1:
             raise DraftgaugeError("a pair is looked at in one compression of the target: name one")
+        at_least_one(self, "samples")
+        if self.against is not None and self.url is None:
+            raise DraftgaugeError("--against is compared with a server that drafts: name that with --url")
 
 
 @dataclass(frozen=True, kw_only=True)
