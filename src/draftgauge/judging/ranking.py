@@ -93,6 +93,7 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
             plain=tuple(pace * seconds for seconds in widest.plain),
             draft=tuple(map(tuple, draft.tolist())),
             catch_up=tuple(factor * seconds for seconds in curve.catch_up),
+            rollback=tuple(factor * seconds for seconds in curve.rollback),
             signals=factor * curve.signals,
         )
     return scaled

@@ -241,14 +241,24 @@ def speed_chart(run: JudgedRun, task: str) -> Markup:
 def _cost_chart(run: JudgedRun) -> Markup:
     """Milliseconds of verifying and of drafting tokens by context, and of whole steps at the median one with a band."""
     cost, middle = run.cost, len(run.cost.contexts) // 2
+    known = cost.measured
+    timed, drafted = (
+        [place for place, count in enumerate(counts) if count] if known and counts else None
+        for counts in ((known.samples, known.drafts[1:]) if known else ((), ()))
+    )
     shown = dict.fromkeys((0, middle, len(cost.contexts) - 1))
     lines = [
-        Line(f"{what}, context {cost.contexts[row]}", range(1, len(seconds) + 1), [1e3 * each for each in seconds])
+        Line(
+            f"{what}, context {cost.contexts[row]}",
+            range(1, len(seconds) + 1),
+            [1e3 * each for each in seconds],
+            marked=marked,
+        )
         for row in shown
-        for what, seconds in (("verify k", cost.verify[row]), ("draft n", cost.draft[row][1:]))
+        for what, seconds, marked in (("verify k", cost.verify[row], timed), ("draft n", cost.draft[row][1:], drafted))
     ]
     whole = 1e3 * (np.asarray(cost.draft[middle]) + np.asarray(cost.verify[middle]))[1:]
-    apart = cost.measured.half_width if cost.measured else 0.0
+    apart = known.half_width if known else 0.0
     step = f"step of n, context {cost.contexts[middle]}"
     lines.append(Line(step, range(1, 1 + len(whole)), whole, whole * (1 - apart), whole * (1 + apart), style=STEP))
     return line_chart(f"cost-{run.name}", Axes("tokens, k or n", "milliseconds", (0, None)), lines)

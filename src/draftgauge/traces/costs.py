@@ -125,15 +125,20 @@ ARTEFACT = Artefact("draftgauge-costs", VERSION, "cost curve", AGAIN, error=Trac
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a cost curve was measured: timed steps of each draft length (``[G + 1]``, 0 where interpolated); half of the
-    95% interval of a whole step's seconds, as a share, of the length known worst; what was left out to keep the time
-    given.
+    """How a cost curve was measured.
+
+    Attributes:
+        samples: ``[G + 1]`` timed steps of each draft length, 0 where interpolated.
+        half_width: half of the 95% interval of a whole step's seconds, as a share, of the length known worst.
+        note: what was left out to keep the time given.
+        drafts: ``[G + 1]`` timed drafts of each length, fewer than steps where drafts were filled up; empty if unknown.
     """
 
     seconds: float
     samples: tuple[int, ...]
     half_width: float
     note: str = ""
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
