@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.contexts import CONTEXTS
 from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, task_masks
 from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
 from draftgauge.judging.replay import Replay, can_replay, plain_replay, replay
@@ -23,7 +24,6 @@ from draftgauge.policies.spec import PolicySpec, make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, conversations, select
 
-CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
 LOOKUPS = (LOOKUP, "prompt_lookup")
 Mask = NDArray[np.bool_]
 

@@ -116,6 +116,7 @@ def are_seconds(values: ArrayLike, positive: bool = False) -> bool:
 CostTable = tuple[tuple[float, ...], ...]
 
 VERSION = 3
+FAR = 1 << 20  # tokens of context that laws of costs are drawn to
 MAX_HALF_WIDTH = 0.15  # a step's interval wider than this: measured too briefly, or on a busy machine
 MAX_PLAIN_RATIO = 1.4  # plain decoding vs verifying one token, nearly the same pass; beyond this the machine was busy
 AGAIN = "run `draftgauge profile` again"
