@@ -27,6 +27,7 @@ from draftgauge.api.recording import (
 from draftgauge.api.requests import ProfileRequest, SamplingSpec
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
@@ -173,9 +174,11 @@ def _check_recordable(request: ProfileRequest) -> None:
 
 
 def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
-    """Fail early if bitsandbytes cannot quantise the target at a compression that is recorded later."""
+    """Fail early if nothing can quantise the target at a compression that is recorded later."""
     trusted = request.pair.loading.trust_remote_code
-    later = [name for name in request.pair.compression if name in QUANTISED and name != pair.compression]
+    later = [
+        name for name in request.pair.compression if name in (*QUANTISED, *WEIGHT_ONLY) and name != pair.compression
+    ]
     if later and pair.target.module is not None:  # a GGUF file has none
         config = read_configuration(pair.target_name, trusted)
         for name in later:
