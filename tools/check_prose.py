@@ -24,7 +24,7 @@ FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 NOT_PROSE = re.compile(r"^\s*(#|\||<!--|:::|!\[)")
-ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+|^\s+(?=\w+: )")
+ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+|^\s+(?=\w+(?:, \w+)*: )")
 SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*']*\s+(?=[A-Z0-9`*\"(\[])")
 NUMBER = re.compile(r"[\[(\"+*-]*\d[\d,.:]*(x|%|s|ms|us)?[\])\"*,.;:!?]*")
 

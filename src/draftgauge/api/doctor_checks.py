@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from draftgauge.core.compressions import LEVELS
 from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.contexts import acceptance_by_context
+from draftgauge.judging.contexts import shown as of_contexts
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
@@ -323,8 +325,19 @@ def depth(e: Evidence) -> Seen:
         found = [row for row in acceptance_by_depth(e.trace, resamples=1) if row["task"] == ALL_TASKS]
         rates = [(row["alpha"] or 0.0, row["positions"]) for row in found]
     shown = " ".join(f"{rate:.2f}" for rate, count in rates if count)
+    by_context = acceptance_by_context(e.trace) if e.trace is not None else {}
     broken = any(count >= ENOUGH and rate <= TOO_RARE for rate, count in rates[1:])
-    return broken, f"accepted at depth 1, 2, ... among those that got there: {shown}"
+    seen = f"accepted at depth 1, 2, ... among those that got there: {shown}"
+    return broken, f"{seen}; {of_contexts(by_context)} of context" if len(by_context) > 1 else seen
+
+
+def long_context(e: Evidence) -> Seen:
+    rates = {name: of[0] for name, of in acceptance_by_context(e.trace).items()}
+    if len(rates) < 2 or e.near_chance:
+        return None
+    first, *_, last = rates.values()
+    seen = ", ".join(f"{rate:.0%} of first drafted tokens accepted at {name}" for name, rate in rates.items())
+    return 1 - last > TWICE * (1 - first) and last < first, f"{seen} of context"
 
 
 def acceptance(e: Evidence) -> Seen:
@@ -339,7 +352,7 @@ def acceptance(e: Evidence) -> Seen:
     return e.near_chance or count == 0 or slow, seen
 
 
-SUSPECT = ("thinking", "compression", "temperature")  # harmful in some pairs: no error by itself
+SUSPECT = ("thinking", "compression", "long-context", "temperature")  # harmful in some pairs: no error by itself
 TEXTS = tomllib.loads(files(__package__).joinpath("doctor_checks.toml").read_text("utf-8"))
 # By name: the check, and the evidence that it needs.
 CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
@@ -351,6 +364,7 @@ CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
     "thinking": (thinking, ("tokenizer", "trace")),
     "compression": (compression, ("compression",)),
     "context": (context, ("longest", "trace")),
+    "long-context": (long_context, ("trace",)),
     "temperature": (temperature, ("trace",)),
     "busy-machine": (busy, ("costs",)),
     "draft-cost": (draft_cost, ("trace", "costs")),

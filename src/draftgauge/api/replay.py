@@ -11,6 +11,7 @@ from draftgauge.api.runs import Run, fitted_here
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.batch_rows import batch_rows
+from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design
 from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.replay import can_replay
@@ -36,8 +37,9 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
 
     Returns:
         Rows as :func:`draftgauge.judging.evaluate.evaluate` describes; the recommended policy's row over all tasks
-        also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``; where there are several
-        runs, ``run``. Of batches, as :func:`draftgauge.judging.batch_rows.batch_rows` describes.
+        also has ``verdict``, in words. Where texts differ in length, those rows have ``acceptance_by_context``, the
+        acceptance at depth 1, 2, ... by range of context. With a datastore, rows have ``datastore_tokens``; where
+        there are several runs, ``run``. Of batches, as :func:`draftgauge.judging.batch_rows.batch_rows` describes.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
@@ -77,6 +79,9 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
         kept: dict[str, Any] = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         kept |= {"run": run.name} if len(runs) > 1 else {}
         own = [dict(row) | kept for row in evaluated]
+        by_context = acceptance_by_context(design.trace)
+        for row in own if len(by_context) > 1 else ():
+            row |= {"acceptance_by_context": by_context} if row["task"] == ALL_TASKS else {}
         say_verdict([row for row in own if row["task"] == ALL_TASKS], run.manifest.command)
         rows += own
     return rows

@@ -1,10 +1,9 @@
 """What further tokens of a draft cost, in tokens: seconds of a cost curve times the rate that decoding reaches.
 
 Decoding is a renewal-reward process: steps commit tokens and take seconds, and the rate to be maximised is the ratio of
-the sums. For a rate ``lambda`` the best rule maximises ``E[tokens] - lambda E[seconds]`` of a step, and the best rate
-is the one at which that is zero (Dinkelbach 1967, "On nonlinear fractional programming"). Here ``lambda`` is the rate
-of the best fixed length at the fitted acceptance by depth. A rule that chooses well is a little faster, and 20% off
-costs half a percent.
+the sums. For a rate ``lambda`` the best rule maximises ``E[tokens] - lambda E[seconds]`` of a step. The best rate makes
+that zero (Dinkelbach 1967, "On nonlinear fractional programming"). Here ``lambda`` is the rate of the best fixed length
+at the fitted acceptance by depth. A rule that chooses well is a little faster, and 20% off costs half a percent.
 
 Costs are taken as they were measured: where one token more makes a pass jump or fall, so does its price.
 """

@@ -8,19 +8,23 @@ costs their verification only:
 
 Where rolling a recurrent state back takes time, what a refused token costs goes off too.
 
-``c_i``, the chance that a looked-up token is accepted where those before it are, is a logistic function of how long the
-n-gram match is, how often in a row that token followed, and whether it always did. The chance of a drafted token is
-that of ``stopping``, with one number more where the text predicts the same token and one where it predicts another.
+``c_i`` is the chance that a looked-up token is accepted where those before it are. It is a logistic function of how
+long the n-gram match is, how often in a row that token followed, and whether it always did. The chance of a drafted
+token is that of ``stopping``. One number more is added where the text predicts the same token, and one where it
+predicts another.
 
-Two rates price time. ``V`` is priced at ``rate_scale`` times the rate of the best fixed length, what the rule reaches
-with both sources; drafting at the rate of the best fixed length itself. Where the text predicts nothing the next steps
-are like this one, so a token is worth what drafting alone makes of the time: priced at the higher rate, it would stop
-where it pays, and on some cost curves never start.
+Two rates price time. Drafting is priced at the rate of the best fixed length. ``V`` is priced at ``rate_scale`` times
+that: what the rule reaches with both sources. Where the text predicts nothing, the next steps are like this one: a
+token is worth what drafting alone makes of the time. At the higher rate drafting would stop where it pays, and on some
+cost curves never start.
 
 While drafting on is worth more than ``tail_weight G_j`` the rule drafts. That weight is below 1, as a tail can still
-follow the longer draft. Then it takes the best of three: the draft with its best tail; the draft less its last token,
-where the text predicts another one in its place, with the tail from there, whose first token is accepted with the
-chance ``c_1 (1 - a)``, ``a`` being the chance of the token dropped; or the draft less its last token alone.
+follow the longer draft. Then it takes the best of three:
+
+- the draft with its best tail;
+- where the text predicts another token in place of the last one, the draft less that token, then the tail from there.
+  Its first token is accepted with the chance ``c_1 (1 - a)``, ``a`` being the dropped token's chance;
+- the draft less its last token.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.printable import speed
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.batch_rows import batch_rows, shown_rows
+from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, BOUNDS
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.policies.fitted import FITTED_SUFFIX
@@ -83,6 +84,7 @@ def render(runs: Sequence[JudgedRun], ranked: Sequence[Mapping[str, Any]] = ()) 
         "advice": [advise(run) for run in runs],
         "choices": _choices_chart(runs[0], lengths) if len(runs) == 1 else "",
         "acceptance": [(name, _acceptance_chart(run)) for name, run in told],
+        "by_context": [(name, _context_chart(run)) for name, run in told if len(acceptance_by_context(run.trace)) > 1],
         "min_positions": MIN_POSITIONS,
         "speed": [(name, [(task, speed_chart(run, task)) for task in run.tasks]) for name, run in told],
         "cost": [(name, run.cost, _cost_chart(run)) for name, run in told],
@@ -195,6 +197,15 @@ def _acceptance_chart(run: JudgedRun) -> Markup:
         )
         lines.append(Line(task, [int(row["depth"] or 0) for row in own], *columns))
     return line_chart(f"acceptance-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
+
+
+def _context_chart(run: JudgedRun) -> Markup:
+    """Acceptance by depth, one line a range of context lengths."""
+    lines = [
+        Line(name, range(1, 1 + len(rates)), [100 * rate for rate in rates])
+        for name, rates in acceptance_by_context(run.trace).items()
+    ]
+    return line_chart(f"contexts-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
 
 
 def speed_chart(run: JudgedRun, task: str) -> Markup:
