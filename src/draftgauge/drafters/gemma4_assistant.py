@@ -30,7 +30,7 @@ from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import upload
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.hidden import decoder_layers, final_norm
-from draftgauge.models.loading import load_model
+from draftgauge.models.loading import load_module
 from draftgauge.models.reference import source_setting
 from draftgauge.models.taps import TapPlan, Taps
 
@@ -59,7 +59,8 @@ class AssistantNet:
     family, longest, d2t = TYPES[0], None, None
 
     def __init__(self, model: PreTrainedModel, target: CachedModel, position: str) -> None:
-        self.model, self._target, self._shift = model, target, POSITIONS[position]
+        self.model: Any = model
+        self._target, self._shift = target, POSITIONS[position]
         self.layout = self
         assert target.module is not None
         config = target.module.config.get_text_config()
@@ -205,8 +206,7 @@ class AssistantSource(DraftSource):
         folder, position = source_setting(source)
         if target.module is None:
             raise ModelError(f"{folder} reads its target's keys and values, and a GGUF target shows none")
-        model = load_model(folder, draft_compression(options.compression), target.spec.device, "modules").module
-        assert model is not None
+        model = load_module(folder, draft_compression(options.compression), target.spec.device).eval()
         _check_target(folder, model, target.module)
         net = AssistantNet(model, target, position or "bonus")
         return cls(source, net, target.module.config.get_text_config().num_hidden_layers)
@@ -234,9 +234,9 @@ def _check_target(folder: str, assistant: PreTrainedModel, target: PreTrainedMod
         stored = [
             n for n, other in enumerate(config.layer_types) if other == kind and config.kv_sharing_modes[n] == "store"
         ]
-        reads = decoder_layers(assistant)[layer].self_attn
+        reads: Any = decoder_layers(assistant)[layer].self_attn
         heads = reads.q_proj.out_features // (reads.head_dim * reads.num_key_value_groups)
-        has = decoder_layers(target)[stored[0]].self_attn if stored else None
+        has: Any = decoder_layers(target)[stored[0]].self_attn if stored else None
         found = None if has is None else (has.k_proj.out_features // has.head_dim, has.head_dim)
         pairs[f"{kind} (heads, numbers of a key)"] = (heads, reads.head_dim), found
     if other := [f"{name} {wanted}, not {found}" for name, (wanted, found) in pairs.items() if wanted != found]:

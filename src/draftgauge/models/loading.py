@@ -75,6 +75,19 @@ def load_model(
         raise ModelError(
             f"the engine {engine} runs GGUF files, and {source} is not one: give a file that ends in .gguf"
         )
+    model = load_module(source, compression, device, trust_remote_code, device_map)
+    with clear_memory_errors(f"{source} at compression {compression}", model.device):
+        return wrap(model, engine)
+
+
+def load_module(
+    source: str | Path,
+    compression: str = UNCOMPRESSED,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+) -> PreTrainedModel:
+    """Load what no GGUF file holds, as transformers' own module; see :func:`load_model`."""
     chosen = choose_device(device)
     if device_map is not None and device_map not in DEVICE_MAPS:
         raise DraftgaugeError(f"unknown device_map {device_map!r}: choose one of {', '.join(DEVICE_MAPS)}")
@@ -119,8 +132,7 @@ def load_model(
         model = model if stays or device_map else model.to(chosen)
         if label in WEIGHT_ONLY:
             quantise(model, label)
-    with clear_memory_errors(f"{source} at compression {label}", chosen):
-        return wrap(model, engine)
+    return model  # type: ignore[no-any-return]
 
 
 def _check_stayed_quantised(model: PreTrainedModel, method: str, source: str | Path) -> None:
