@@ -202,7 +202,7 @@ def _checkpoint_format(engine: Engine, run: Run) -> str | None:
     named = f"drafter {kind}".replace(f"drafter {REUSE}", "trained drafter")
     raise DraftgaugeError(
         f"{run} was recorded with the {named}, for which draftgauge writes no flags of {engine.name} (it does for "
-        f"{', '.join(engine.drafters)}): "
+        f"{', '.join(engine.drafters)}; {engine.name} {engine.version} itself runs {', '.join(engine.runs)}): "
         "record a run with one of these, or serve a drafter of the engine's own and give its answers with --requests"
     )
 

@@ -23,7 +23,7 @@ from draftgauge.judging.verdict import Verdict, recommend, verdict_of
 from draftgauge.policies.registry import FIXED
 from draftgauge.policies.spec import make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.serving.engines import LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
+from draftgauge.serving.engines import ENGINES, LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, conversations
 
@@ -95,11 +95,9 @@ def flags_of(
     return f"{shlex.join(fit)}\n{engine.flags(FITTED_FILE, deployment)}"
 
 
-SWITCHES = {  # where engines have the rules for whole batches
-    "adaptive-verification": 'vLLM: "enable_adaptive_verification": true in --speculative-config',
-    "confidence-scheduled": "a checkpoint with DSpark's confidence head",
-    "sglang-adaptive": "SGLang: --speculative-adaptive",
-}
+SWITCHES = {"confidence-scheduled": "a checkpoint with DSpark's confidence head"} | {
+    rule: f"{engine.name}: {how}" for engine in ENGINES.values() for rule, how in engine.adaptive.items()
+}  # where engines have the rules for whole batches
 
 
 def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:

@@ -40,6 +40,7 @@ NEARLY = 1e-3  # a length that is a whole number but for rounding
 _COUNTER = "spec_decode_num_"
 _TOTALS = ("drafts", "draft_tokens", "accepted_tokens")
 _BY_POSITION = "accepted_tokens_per_pos"
+_COUNTED = ("spec_verify_calls_total", "num_requests_total")  # of SGLang
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,8 @@ def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | Non
 def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
     """SGLang's latest means, as if all tokens that it has generated had been decoded like these. ``spec_accept_length``
     is committed tokens a step, ``spec_accept_rate`` accepted ones of those drafted. Of several ranks it is the mean of
-    those that are not idle, which show 0."""
+    those that are not idle, which show 0. From 0.5.23 on it counts the steps. Their mean is then that of all requests,
+    whose first tokens come with their prompts."""
     names = ("sglang:generation_tokens_total", "sglang:spec_accept_length", "sglang:spec_accept_rate")
     shown = [[sample.value for sample in samples if sample.name == name] for name in names]
     generated = sum(shown[0])
@@ -247,6 +249,9 @@ def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
     before = length / rate - 1 if rate else 0.0  # up to 0.5.10 the rate counts the bonus token, drafted and accepted
     if abs(drafted - round(drafted)) > NEARLY > abs(before - round(before)):
         drafted = before
+    calls, requests = (sum(s.value for s in samples if s.name == f"sglang:{name}") for name in _COUNTED)
+    if 0 < calls <= generated - requests <= calls * (drafted + 1):
+        steps, accepted = round(calls), round(generated - requests - calls)
     return SpeculationCounts(steps, round(steps * drafted), accepted)
 
 

@@ -42,7 +42,7 @@ class LearnedSpec:
 
     target: str | None = option(None, help="target of the drafter; the one that its folder names if left out.")
     compression: Annotated[str | None, current_compression] = option(
-        None, help="of the target: uncompressed, fp32, fp16, bf16, int8 or nf4; as it was in training if left out."
+        None, help="as of --compression in profile; as it was in training if left out."
     )
     depths: int | None = option(None, help="tokens in a draft; as many as it was trained for if left out.")
 
