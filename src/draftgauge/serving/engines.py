@@ -85,7 +85,7 @@ class Engine:
 
     def settings(self, gamma_max: int, own: Sequence[str] | None = (), kind: str | None = LANGUAGE_MODEL) -> list[str]:
         """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run with this
-        kind of drafter: ``own``, by spec or fitted file, or those that are compared by default; no policies if None.
+        kind of drafter. Rules are ``own``, by spec or fitted file, or those compared by default; no policies if None.
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
         lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})

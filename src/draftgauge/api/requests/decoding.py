@@ -264,9 +264,8 @@ class ReportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseRequest:
-    """Say whether to speculate in an engine, with which length or rule and which flags, from a recorded run or from
-    what a running server counts.
-    """
+    """Say whether to speculate in an engine, and with which length, rule and flags, from a recorded run or a running
+    server's counts."""
 
     folder: Path | None = option(None, positional=True, help="a recorded run; or else --url or --requests.")
     engine: str = option(
