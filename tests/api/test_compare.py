@@ -148,7 +148,7 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(runs, tmp_path: Path
         ([slow, fast, "--bench", empty], "holds no live figures"),
         ([slow, fast, "--bench", broken], "broken.json"),
         ([slow, fast, "--tasks", "none"], "holds no task"),
-        ([], "name at least one run"),
+        ([], "FOLDERS is required"),
     ):
         assert said in refusal("compare", *words), words
     assert np.isfinite(dg.compare(slow.parent)[0]["tokens_per_second"])  # a folder of runs
