@@ -82,7 +82,7 @@ class RankRequest:
     target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
     compression: Compression = option(
-        UNCOMPRESSED, help="how the target is compressed: uncompressed, fp32, fp16, bf16, int8 or nf4."
+        UNCOMPRESSED, help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, nf4 or int4."
     )
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
@@ -280,9 +280,8 @@ class ReportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseRequest:
-    """Say whether to speculate in an engine, with which length or rule and which flags, from a recorded run or from
-    what a running server counts.
-    """
+    """Say whether to speculate in an engine, and with which length, rule and flags, from a recorded run or a running
+    server's counts."""
 
     folder: Path | None = option(None, positional=True, help="a recorded run; or else --url or --requests.")
     engine: str = option(
