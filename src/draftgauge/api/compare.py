@@ -50,13 +50,17 @@ def compare(request: CompareRequest) -> list[Row]:
     Prompts count that every run has. Outputs may differ, as targets do.
 
     Returns:
-        One row a run, the fastest first: ``run``, ``target``, ``compression`` (empty of a GGUF file), ``engine``,
-        ``drafter``, ``prompts``; ``plain_tokens_per_second``; ``policy``, the simplest setting level with the fastest,
-        its ``tokens_per_second`` and ``ratio_to_plain`` with ``_low`` and ``_high``; ``gain`` over the first with
-        ``_low`` and ``_high``, and whether it is ``level`` with it; ``live_policy``, ``live_tokens_per_second`` and
-        ``live_plain_tokens_per_second`` of a bench; ``agreement``, the chance that a token is that of the run
-        ``agreement_with`` after the same text; ``weights_mib`` of target and draft as they are held, about; ``device``,
-        ``machine``; ``cost_doubt``. The first also has ``deploy``, the command, and ``verdict``, in words.
+        One row a run, the fastest first:
+
+        - ``run``, ``target``, ``compression`` (empty of a GGUF file), ``engine``, ``drafter``, ``prompts``.
+        - ``plain_tokens_per_second``; ``policy``, the simplest setting that is level with the fastest.
+        - ``tokens_per_second`` and ``ratio_to_plain`` of this setting, with ``_low`` and ``_high``.
+        - ``gain`` over the first row with ``_low`` and ``_high``, and whether it is ``level`` with it.
+        - ``live_policy``, ``live_tokens_per_second``, ``live_plain_tokens_per_second``: of a bench.
+        - ``agreement``: the chance that a token is that of the run ``agreement_with`` after the same text.
+        - ``weights_mib``: of target and draft as they are held, about.
+        - ``device``, ``machine``, ``cost_doubt``.
+        - ``deploy``, a command, and ``verdict``, in words: of the first row only.
 
     Raises:
         DraftgaugeError: for a single run, runs of other prompts, or a bench of none of them.
