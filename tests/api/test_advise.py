@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
-from draftgauge.api.advise import _check_loop, advise, recorded_with
+from draftgauge.api.advise import advise
+from draftgauge.api.deployed import recorded_with
+from draftgauge.api.provisional import refuse_costs
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
@@ -183,6 +185,7 @@ def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
         rows, best, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
     assert not best
     assert [row["pays_below"] for row in rows] == pytest.approx([1, 1.6, 1.95, 2.1])
+    assert rows[0]["best_from"] == pytest.approx(rows[1]["best_below"]) == pytest.approx(0.6)
     assert all(row["ratio_to_plain"] is None for row in rows)
     assert "--costs" in shown
 
@@ -194,6 +197,7 @@ def test_a_server_with_costs_is_advised(tmp_path: Path) -> None:
     steps = [0.01 + 0.0025 * k for k in range(4)]
     expected = [1, *(tokens * 0.01 / step for tokens, step in zip((1.6, 1.95, 2.1), steps[1:], strict=True))]
     assert [row["ratio_to_plain"] for row in rows] == pytest.approx(expected)
+    assert [row["tokens_per_second"] for row in rows] == pytest.approx([100 * ratio for ratio in expected])
     assert best["policy"] == f"fixed:{expected.index(max(expected))}"
     assert best["ratio_to_plain_low"] < best["ratio_to_plain"] < best["ratio_to_plain_high"]
 
@@ -239,11 +243,11 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     fast.save(tmp_path)
     for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
         with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
-            _check_loop(engine_of(engine), Run(tmp_path), run / "costs.json")
+            refuse_costs(engine_of(engine), Run(tmp_path), run / "costs.json")
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None
-    monkeypatch.setattr("draftgauge.api.advise.recorded_with", lambda _: words)
+    monkeypatch.setattr("draftgauge.api.deployed.recorded_with", lambda _: words)
     _, best, shown = advised([str(run)], tmp_path / "rows.json")
     assert tuple(shlex.split(best["flags"])[-len(words) - 2 : -2]) == words == tuple(shlex.split(best["recorded_with"]))
     assert "The run was recorded with" not in shown
@@ -374,9 +378,8 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> Non
     answers = answers_file(tmp_path / "answers.jsonl")
     for arguments, message in (
         ([str(run), "-e", "tgi"], "unknown engine 'tgi'"),
-        ([str(run), "-e", "vllm"], f"--costs-out vllm-costs.json`, and `draftgauge advise {run} --engine vllm --costs"),
-        ([str(run), "-e", "sglang"], "docs/serving.md"),
-        ([str(run), "-e", "gguf"], "recorded with the engine lean"),
+        ([str(run), "-e", "gguf", "--policy", "stopping"], "recorded with the engine lean"),
+        ([str(run), "-e", "vllm", "--batch", "8"], "what a step costs in vllm is not known"),
         ([str(run), "-e", "vllm", "--costs", str(other)], "holds the costs of sglang, not of vllm"),
         ([str(run), "-e", "vllm", "--costs", str(curve)], f"what a step costs in vllm is not known from {curve}"),
         ([str(run), "-e", "vllm", "--costs", str(broken)], "not JSON"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftgauge.api.advise import recorded_with
+from draftgauge.api.deployed import recorded_with
 from draftgauge.api.requests import PLAIN, CompareRequest
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSIONS, LEVELS, held_as
