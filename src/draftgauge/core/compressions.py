@@ -7,6 +7,8 @@ from typing import Annotated, Any
 UNCOMPRESSED = "uncompressed"
 COMPRESSIONS = (UNCOMPRESSED, "fp32", "fp16", "bf16", "int8", "nf4")
 
+COMPRESSED_BEFORE = ("gguf", "openvino")  # how engines are called whose files hold weights as they were made
+
 # 0, 1, 2 for 16 bits a weight or more, 8 and 4, of the names that say it.
 LEVELS = {
     **dict.fromkeys((UNCOMPRESSED, "fp32", "fp16", "bf16"), 0),
@@ -16,8 +18,8 @@ LEVELS = {
 
 
 def held_as(compression: str, engine: str) -> str:
-    """The compression; empty of a GGUF file, which is named without one."""
-    return "" if engine.startswith("gguf") else compression
+    """The compression; empty of a GGUF file or an OpenVINO folder, which are named without one."""
+    return "" if engine.startswith(COMPRESSED_BEFORE) else compression
 
 
 def current_compression(name: Any) -> Any:
