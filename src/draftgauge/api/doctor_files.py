@@ -72,8 +72,8 @@ def of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) 
 
 
 def layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple[int, ...], float]:
-    """How often a checkpoint's first token is right if it reads its own layers, and those that a miscount of one, or
-    another order, would have it read."""
+    """How often a checkpoint's first token is right if it reads its own layers, those one off, or its own in reverse
+    order."""
     pair = load_pair_of(manifest, spec)
     assert isinstance(pair.draft_source, CheckpointSource)
     net, target = pair.draft_source.net, pair.target

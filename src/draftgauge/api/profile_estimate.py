@@ -37,11 +37,10 @@ COPIED, PACKED = 0.5, 1.0  # of a model's weights on a CPU: fused linears, and w
 
 def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     """One row a compression: ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its
-    output; ``weights_gib`` (of a drafter that reads the target, the size of its files), ``cache_gib`` (keys and values
-    of target and draft model, and of the batches; not of such a drafter's few layers), ``logits_gib``, ``copies_gib``
-    (libraries, and weights in another order), ``memory_gib`` (their sum) and ``free_gib`` of the device, None if
-    unknown; ``disk_gib``, at most, and ``free_disk_gib``; ``fits``; ``minutes``, about, as fast as memory is read.
-    """
+    output. ``weights_gib`` is the files' size for a drafter that reads the target, whose few layers ``cache_gib``
+    leaves out. That has keys and values of target and draft model, and of the batches. ``memory_gib`` is their sum with
+    ``logits_gib`` and ``copies_gib`` (libraries, and weights in another order). ``free_gib`` is the device's, None if
+    unknown. ``disk_gib`` is at most; ``free_disk_gib``; ``fits``; ``minutes``, about, as fast as memory is read."""
     target, (name, source) = target_of(request.pair), choose_drafter(request.pair.drafter)
     for model in (target, source):
         if model is not None and (kind := made_by_others(model)):

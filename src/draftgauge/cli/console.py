@@ -132,9 +132,8 @@ def _by_interrupt(error: BaseException | None) -> bool:
 
 @contextmanager
 def interruptible(process_ends: bool = False) -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what is open is closed; pressed again at once, they do not
-    break off the closing, nor the end of the process if that follows.
-    """
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what is open is closed. Pressed again at once, they do not
+    break off the closing, nor the process's end if that follows."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -308,7 +307,7 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[s
     figures: from ``KEY_low`` to ``KEY_high``.
 
     Figures are never broken. Columns that do not fit on a terminal are named below the table, and shown with
-    ``--wide``; into a file or a pipe lines are as long as they have to be.
+    ``--wide``. Into a file or a pipe lines are as long as they have to be.
     """
     shown, usual, narrow = list(rows), console.width, console.is_terminal and not console.wide
     hidden: list[str] = []

@@ -33,11 +33,10 @@ PIECES, PIECE = 64, 1 << 16  # places evenly apart, and the bytes taken there
 def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True, sampled: bool = False) -> str:
     """SHA-256 over a model, as 64 hexadecimal digits.
 
-    Of a folder or a model id, the configuration, the safetensors or OpenVINO files and, as they decide what a text is
-    to the model, its tokenizer and chat template are hashed; of a GGUF file, that file; of a model in memory, its
-    configuration and tensors. Every byte counts, so equal fingerprints mean equal files on any machine. Digests of
-    files above 64 MiB are kept in the user's cache by path, size, inode and times of change, and trusted as long
-    as these stay.
+    Of a folder or model id, it hashes the configuration, the safetensors or OpenVINO files, and, as they decide what
+    a text is, tokenizer and chat template. Of a GGUF file it is that file; of a model in memory, its configuration and
+    tensors. Every byte counts, so equal fingerprints mean equal files on any machine. The user's cache keeps digests
+    of files above 64 MiB, trusted as long as path, size, inode and times of change stay.
 
     Args:
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.

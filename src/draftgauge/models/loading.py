@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from draftgauge.core.compressions import UNCOMPRESSED
+from draftgauge.core.compressions import UNCOMPRESSED, WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, warn
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import (
@@ -38,6 +38,7 @@ from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, model_folder
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.transformers_calls import no_bars
+from draftgauge.models.weight_only import quantise
 
 OWN_ENGINES = ("lean", "static", "modules")
 ENGINES = ("auto", *OWN_ENGINES, *GGUF_ENGINES, *OPENVINO_ENGINES)
@@ -99,7 +100,7 @@ def load_model(
         clear_memory_errors(f"{source} at compression {label}", chosen),
         explained(source),
     ):
-        if quantisation is not None:
+        if quantisation is not None or label in WEIGHT_ONLY:
             check_quantises(config, label, chosen, trust_remote_code)
         model, report = auto_class(config, source).from_pretrained(
             str(path),
@@ -122,6 +123,8 @@ def load_model(
         if method is not None:
             _check_stayed_quantised(model, method, source)
         model = model if stays or device_map else model.to(chosen)
+        if label in WEIGHT_ONLY:
+            quantise(model, label)
     with clear_memory_errors(f"{source} at compression {label}", chosen):
         return wrap(model, engine)
 

@@ -25,7 +25,11 @@ MASK = "mask_embedding.pt"  # what DFlash checkpoints put in place of the target
 
 
 def is_checkpoint(source: str | Path) -> bool:
-    return _file(source, CONFIG) is not None and is_drafter_checkpoint(read_config(source))
+    return has_config(source) and is_drafter_checkpoint(read_config(source))
+
+
+def has_config(source: str | Path) -> bool:
+    return _file(source, CONFIG) is not None
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
