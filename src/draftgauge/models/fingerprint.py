@@ -33,8 +33,8 @@ PIECES, PIECE = 64, 1 << 16  # places evenly apart, and the bytes taken there
 def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True, sampled: bool = False) -> str:
     """SHA-256 over a model, as 64 hexadecimal digits.
 
-    Of a folder or model id, it hashes the configuration, the safetensors or OpenVINO files, and, as they decide what
-    a text is, tokenizer and chat template. Of a GGUF file it is that file; of a model in memory, its configuration and
+    Of a folder or model id, it hashes the configuration, the safetensors or OpenVINO files, and, for what a text is,
+    tokenizer and chat template. Of a GGUF file it is that file; of a model in memory, its configuration and
     tensors. Every byte counts, so equal fingerprints mean equal files on any machine. The user's cache keeps digests
     of files above 64 MiB, trusted as long as path, size, inode and times of change stay.
 
