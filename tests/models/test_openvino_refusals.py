@@ -15,7 +15,7 @@ import pytest
 from command_line import invoke, refusal
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.models.fingerprint import fingerprint, weight_bytes_of
-from draftgauge.models.loading import load_model
+from draftgauge.models.loading import load_model, load_module
 from openvino_folders import MODEL, WEIGHTS, need_openvino, stored_folder
 from tiny import save_tiny
 
@@ -138,3 +138,8 @@ def test_a_folder_is_known_by_its_content(folder: Path, tmp_path: Path) -> None:
     lacks(WEIGHTS)(folder)
     with pytest.raises(DraftgaugeError, match="lacks"):
         fingerprint(folder)
+
+
+def test_what_reads_a_target_wants_the_model_itself(folder: Path) -> None:
+    with pytest.raises(ModelError, match="give what it was exported from"):
+        load_module(folder)

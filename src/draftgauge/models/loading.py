@@ -81,6 +81,21 @@ def load_model(
         if is_gguf(source):
             return GgufModel(Path(source), chosen_engine)
         return OpenvinoModel(Path(source), chosen_engine, trust_remote_code)
+    model = load_module(source, compression, device, trust_remote_code, device_map)
+    with clear_memory_errors(f"{source} at compression {compression}", model.device):
+        return wrap(model, engine)
+
+
+def load_module(
+    source: str | Path,
+    compression: str = UNCOMPRESSED,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+) -> PreTrainedModel:
+    """Load what was not made by others, as transformers' own module; see :func:`load_model`."""
+    if is_openvino(source):
+        raise ModelError(f"{source} is an OpenVINO folder, which this cannot read: give what it was exported from")
     chosen = choose_device(device)
     if device_map is not None and device_map not in DEVICE_MAPS:
         raise DraftgaugeError(f"unknown device_map {device_map!r}: choose one of {', '.join(DEVICE_MAPS)}")
@@ -125,8 +140,7 @@ def load_model(
         model = model if stays or device_map else model.to(chosen)
         if label in WEIGHT_ONLY:
             quantise(model, label)
-    with clear_memory_errors(f"{source} at compression {label}", chosen):
-        return wrap(model, engine)
+    return model  # type: ignore[no-any-return]
 
 
 def made_by_others(source: str | Path) -> str:
