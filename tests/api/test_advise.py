@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
+from draftgauge.api import deployed, provisional
 from draftgauge.api.advise import advise
-from draftgauge.api.deployed import recorded_with
-from draftgauge.api.provisional import refuse_costs
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
@@ -183,10 +182,9 @@ def test_policies_run_in_vllm_only_where_our_proposer_was_timed(run: Path, tmp_p
 def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
     with serving({"/metrics": (200, llama_metrics(100, 300, 110, (60, 35, 15)))}) as url:
         rows, best, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
-    assert not best
     assert [row["pays_below"] for row in rows] == pytest.approx([1, 1.6, 1.95, 2.1])
     assert rows[0]["best_from"] == pytest.approx(rows[1]["best_below"]) == pytest.approx(0.6)
-    assert all(row["ratio_to_plain"] is None for row in rows)
+    assert not best and all(row["ratio_to_plain"] is None for row in rows)
     assert "--costs" in shown
 
 
@@ -230,20 +228,20 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
 def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.load(run)
     for chat, options in ((None, ()), (False, ("--raw",))):
-        assert recorded_with(replace(manifest, rendering=Rendering(chat=chat))) == options
+        assert deployed.recorded_with(replace(manifest, rendering=Rendering(chat=chat))) == options
     rendering = Rendering({"enable_thinking": False}, "Be brief.", chat=True)
     target = replace(manifest.target, compression="nf4")
     sampled = replace(manifest, target=target, rendering=rendering, temperature=0.7, top_k=5, top_p=0.9)
     words = ("--compression", "nf4", "--temperature", "0.7", "--top-k", "5", "--top-p", "0.9", "--chat")
     words += ("--system", "Be brief.", "--chat-template-args", '{"enable_thinking": false}')
-    assert recorded_with(sampled) == words
-    assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
+    assert deployed.recorded_with(sampled) == words
+    assert "--compression" not in deployed.recorded_with(replace(sampled, target=replace(target, compression="awq")))
     fast = replace(manifest, target=replace(manifest.target, engine="gguf-fast"))
-    assert recorded_with(fast) == ("--engine", "gguf-fast")
+    assert deployed.recorded_with(fast) == ("--engine", "gguf-fast")
     fast.save(tmp_path)
     for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
         with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
-            refuse_costs(engine_of(engine), Run(tmp_path), run / "costs.json")
+            provisional.refuse_costs(engine_of(engine), Run(tmp_path), run / "costs.json")
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None

@@ -42,7 +42,7 @@ def deployment_for(
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
     """Options of ``draftgauge generate``, without the models, to decode as a run was recorded."""
     engine = manifest.target.engine
-    words = ["--engine", engine] if engine == "gguf-fast" else []
+    words = ["--engine", engine] if engine.endswith("-fast") else []
     if manifest.target.compression in COMPRESSIONS[1:]:  # else the checkpoint itself was quantised
         words += ["--compression", manifest.target.compression]
     if manifest.temperature > 0:
