@@ -181,10 +181,10 @@ def test_policies_run_in_vllm_only_where_our_proposer_was_timed(run: Path, tmp_p
 
 def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
     with serving({"/metrics": (200, llama_metrics(100, 300, 110, (60, 35, 15)))}) as url:
-        rows, best, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
+        rows, _, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
     assert [row["pays_below"] for row in rows] == pytest.approx([1, 1.6, 1.95, 2.1])
     assert rows[0]["best_from"] == pytest.approx(rows[1]["best_below"]) == pytest.approx(0.6)
-    assert not best and all(row["ratio_to_plain"] is None for row in rows)
+    assert not any(row["ratio_to_plain"] or row["recommended"] for row in rows)
     assert "--costs" in shown
 
 
@@ -366,12 +366,10 @@ def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None
 
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> None:
     other = costs_of(tmp_path / "other.json", "sglang", 0.001)
-    broken, wrong = tmp_path / "broken.json", tmp_path / "wrong.json"
+    broken, wrong, curve, short = (tmp_path / f"{name}.json" for name in ("broken", "wrong", "curve", "short"))
     broken.write_text("{")
     wrong.write_text(json.dumps(json.loads(other.read_text()) | {"plain": [0.0], "engine": "vllm"}))
-    curve = tmp_path / "curve.json"
     CostCurve.load(run / "costs.json").save(curve)
-    short = tmp_path / "short.json"
     EngineCosts("vllm", (1,), (0.01,), ((0.01, 0.011),), ((0.0, 0.001),)).save(short)
     answers = answers_file(tmp_path / "answers.jsonl")
     for arguments, message in (

@@ -52,7 +52,7 @@ def compare(request: CompareRequest) -> list[Row]:
     Returns:
         One row a run, the fastest first:
 
-        - ``run``, ``target``, ``compression`` (empty where files hold weights as they were made), ``engine``, ``drafter``, ``prompts``.
+        - ``run``, ``target``, ``compression`` (empty of GGUF and OpenVINO), ``engine``, ``drafter``, ``prompts``.
         - ``plain_tokens_per_second``; ``policy``, the simplest setting that is level with the fastest.
         - ``tokens_per_second`` and ``ratio_to_plain`` of this setting, with ``_low`` and ``_high``.
         - ``gain`` over the first row with ``_low`` and ``_high``, and whether it is ``level`` with it.

@@ -50,9 +50,9 @@ def advise_settings(
         fitted: finished replays, by the name of the setting.
 
     Returns:
-        One row a setting, in their order, with keys of :func:`~draftgauge.judging.evaluate.evaluate`: ``policy``,
-        ``ratio_to_plain``, ``tokens_per_second``, ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step``,
-        ``acceptance_rate``, ``prompts``, ``cost_doubt`` and ``recommended``; and the verdict.
+        One row a setting, in their order; and the verdict. Rows have ``policy``, ``ratio_to_plain``,
+        ``tokens_per_second``, ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step``, ``acceptance_rate``,
+        ``prompts``, ``cost_doubt`` and ``recommended``, as of :func:`~draftgauge.judging.evaluate.evaluate`.
     """
     trace = design.trace
     if trace.sampled is not None:  # the recorded signals are then of refused drafts
