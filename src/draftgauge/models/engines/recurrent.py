@@ -332,8 +332,10 @@ def _state_holders(model: PreTrainedModel, cache: DynamicCache, run: Callable[[]
 
 @contextmanager
 def _walked_in_one_call(holders: list[nn.Module]) -> Iterator[bool]:
-    """Inside the block the gated delta rule takes several tokens one by one, in one call of the module around it; its
-    chunks would be filled up to 64 tokens. Gives whether all of these modules compute that rule."""
+    """Inside the block a module walks several tokens by the gated delta rule in one call.
+
+    Its chunks would be filled up to 64 tokens. Gives whether all of these modules compute that rule.
+    """
     files = {sys.modules[type(module).__module__] for module in holders}
     known = bool(files) and all(hasattr(file, name) for file in files for name in (CHUNKED, WALKING))
     before = {file: getattr(file, CHUNKED) for file in files} if known else {}
