@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.compressions import COMPRESSED_BEFORE
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LEAST, LONGEST
 from draftgauge.policies.registry import FIXED, compared_policies
@@ -81,7 +82,8 @@ class Engine:
 
     def priced_by(self, recorded: str) -> bool:
         """Whether a step costs in it what was measured where a run was recorded, in the engine ``recorded``."""
-        return self.name == "draftgauge" or (self.loop and (self.name == "gguf") == recorded.startswith("gguf"))
+        elsewhere = next((name for name in COMPRESSED_BEFORE if recorded.startswith(name)), "transformers")
+        return self.name in ("draftgauge", elsewhere)
 
     def settings(self, gamma_max: int, own: Sequence[str] | None = (), kind: str | None = LANGUAGE_MODEL) -> list[str]:
         """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run with this
