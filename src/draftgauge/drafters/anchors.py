@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,12 @@ class AnchorCache:
 
     All is read at full capacity, behind a mask: shapes then do not depend on the text. Places that were never written
     are zero, as masked ones must be numbers.
+
+    Attributes:
+        spare: places behind the anchors that are always there.
     """
+
+    spare: ClassVar[int] = 0
 
     def __init__(
         self, heads: Sequence[int], head_dim: int, like: Tensor, tables: Callable[[int, Tensor], Tables]
@@ -60,8 +65,8 @@ class AnchorCache:
     def extend(self, count: int) -> Places:
         """Make room for the next anchors, which have to be written then."""
         begin, self.length = self.length, self.length + count
-        if self.length > self.capacity:
-            self.capacity = room_for(self.length, self.capacity, FIRST_CAPACITY)
+        if self.length + self.spare > self.capacity:
+            self.capacity = room_for(self.length + self.spare, self.capacity, FIRST_CAPACITY)
             self.pairs = [(self._grown(keys), self._grown(values)) for keys, values in self.pairs]
         columns = torch.arange(self.capacity, device=self.device)
         end = self.length + DEEPEST + 1
