@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Pages = dict[str, tuple[int, str]]
+Pages = dict[str, tuple[int, str] | Callable[[Any], Any]]  # fixed, or made of the body that is posted
 
 
 def vllm_metrics(drafts: int, drafted: int, accepted: int, positions: Sequence[int], model: str = "target") -> str:
@@ -91,11 +91,14 @@ def serving(pages: Pages) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.do_GET()
+            self.answer(self.rfile.read(int(self.headers["Content-Length"])))
 
         def do_GET(self) -> None:
-            status, text = pages.get(self.path, (404, error_page("File Not Found", 404)))
+            self.answer(b"null")
+
+        def answer(self, body: bytes) -> None:
+            page = pages.get(self.path, (404, error_page("File Not Found", 404)))
+            status, text = page if isinstance(page, tuple) else (200, json.dumps(page(json.loads(body))))
             content = text.encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))

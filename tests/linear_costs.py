@@ -19,6 +19,7 @@ class LinearCosts:
     contexts: tuple[int, ...] = (0, 100, 1000)
     drafting: float = 0.1
     reading: float = 0.0
+    rollback: float = 0.0
     verifying: float = 0.02
     vocabulary: str = ""
     compression: str = "uncompressed"
@@ -37,6 +38,10 @@ class LinearCosts:
         seconds = 1.0 + self.drafting * np.asarray(gamma, np.float64) + (np.asarray(context) - 100) / 1000
         seconds = seconds + self.verifying * np.asarray(appended, np.float64)
         return seconds + self.reading * len(reads)
+
+    def rollback_seconds(self, proposed: NDArray[np.int64] | int, accepted: NDArray[np.int64]) -> NDArray[np.float64]:
+        """``rollback`` for each token that is kept where some are rejected."""
+        return np.where(accepted < np.asarray(proposed), self.rollback * (1.0 + accepted), 0.0)
 
 
 def curve(drafting: float, verifying: float = 0.02, gamma_max: int = 6) -> CostCurve:

@@ -21,8 +21,10 @@ import torch
 from safetensors.torch import save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
@@ -32,6 +34,7 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 2
 SIZES |= {"num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 256}
 SIZES |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 SHARED = ("embed_tokens.weight", "lm_head.weight")
+CONVOLVED = {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
 DEEPSPEC = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 Tensors = dict[str, torch.Tensor]
 
@@ -58,6 +61,11 @@ def main(out: Path, seed: int = 0) -> None:
     )
     heads["confidence_head_with_markov"] = False  # SpecForge trains from the anchor on, and writes no field for it
     block(out / "dspark-specforge", DSparkSpeculatorConfig, full, VOCABULARY, "z-lab", drop=SHARED, **heads)
+    two = LlamaConfig(**SIZES, num_hidden_layers=2, **rope)
+    peagle(out / "peagle-speculators", two, VOCABULARY, fc_norm=True)
+    peagle(out / "peagle-flat", llama, DRAFTED, flat=True, norm_before_residual=True)
+    block(out / "dflash2-speculators", DFlash2SpeculatorConfig, sliding, VOCABULARY, drop=SHARED[:1], **CONVOLVED)
+    block(out / "dflash2-flat", DFlash2SpeculatorConfig, full, VOCABULARY, drop=SHARED, flat="z-lab", **CONVOLVED)
 
 
 def speculators(algorithm: str, drafted: int = BLOCK - 1) -> SpeculatorsConfig:
@@ -124,6 +132,43 @@ def eagle3(
     write(folder, written, tensors, expected, drop)
 
 
+def peagle(folder: Path, decoder: Any, drafted: int, flat: bool = False, **norms: bool) -> None:
+    """Logits ``[BLOCK, anchors, V]`` of the places of each anchor's block, all blocks whole."""
+    decoder._attn_implementation = "eager"
+    config = PEagleSpeculatorConfig(
+        transformer_layer_config=decoder,
+        draft_vocab_size=drafted,
+        eagle_aux_hidden_state_layer_ids=TAPS,
+        mask_token_id=VOCABULARY - 1,
+        speculators_config=speculators("peagle", BLOCK),
+        **norms,
+    )
+    model = PEagleDraftModel(config).eval()
+    tensors = random_weights(model)
+    tokens, hidden = torch.randint(VOCABULARY - 1, (LENGTH,)), torch.randn(LENGTH, len(TAPS), HIDDEN)
+    module, anchors, seen = sys.modules[PEagleDraftModel.__module__], LENGTH - BLOCK, {}
+    anchor = torch.cat((torch.arange(LENGTH), torch.arange(anchors).repeat(BLOCK - 1)))
+    depth = torch.cat((torch.zeros(LENGTH).long(), torch.arange(1, BLOCK).repeat_interleave(anchors)))
+
+    def look(logits: torch.Tensor, **options: Any) -> Any:
+        seen["logits"] = torch.cat((logits[0, :anchors], logits[0, LENGTH:])).unflatten(0, (BLOCK, anchors))
+        return torch.zeros(()), {}
+
+    given = (hidden.flatten(1)[None], tokens[None], torch.zeros(1, LENGTH, dtype=torch.long))
+    with (
+        torch.no_grad(),
+        patch.object(module, "generate_cod_sample_indices", lambda **options: (anchor, depth)),
+        patch.object(module, "compute_metrics", look),
+    ):
+        model(*given, verifier_last_hidden_states=torch.zeros(1, LENGTH, HIDDEN))
+    written = plain(config)
+    if flat:
+        engine = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in TAPS], "use_aux_hidden_state": True}
+        written = {**plain(decoder), **norms, "draft_vocab_size": drafted, "eagle_config": engine, "block_size": BLOCK}
+        written |= {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": VOCABULARY - 1}
+    write(folder, written, tensors, {"tokens": tokens, "hidden": hidden, **seen}, ())
+
+
 def block(
     folder: Path,
     config_class: type,
@@ -144,7 +189,8 @@ def block(
         speculators_config=speculators("dspark", BLOCK) if dspark else speculators("dflash"),
         **heads,
     )
-    model = (DSparkDraftModel if dspark else DFlashDraftModel)(config).eval()
+    convolved = config_class is DFlash2SpeculatorConfig
+    model = (DSparkDraftModel if dspark else DFlash2DraftModel if convolved else DFlashDraftModel)(config).eval()
     tensors = random_weights(model)
     expected = blocks_of(model)
     written = plain(config)
@@ -152,7 +198,8 @@ def block(
     if flat == "z-lab":  # also SpecForge's: settings in a part of their own
         own = {"mask_token_id": VOCABULARY - 1, "target_layer_ids": below}
         own |= {name: getattr(config, name) for name in DEEPSPEC if dspark}
-        name = "DSparkDraftModel" if dspark else "DFlashDraftModel"
+        own |= {name: getattr(config, name) for name in CONVOLVED if convolved}
+        name = type(model).__name__
         written = {**plain(decoder), "block_size": BLOCK, "num_target_layers": 6, "dflash_config": own}
         written |= {"architectures": [name], "auto_map": {"AutoModel": f"dflash.{name}"}}
     elif flat == "deepspec":
@@ -169,7 +216,13 @@ def blocks_of(model: torch.nn.Module) -> Tensors:
     mask[:, FIRST_ANCHOR:] = 1
     seen: dict[str, torch.Tensor] = {}
 
-    def look(logits: torch.Tensor, targets: torch.Tensor, *others: Any, **options: Any) -> Any:
+    def look(*others: Any, **options: Any) -> Any:
+        if config.speculators_model_type == "dflash2":  # with the candidates' scores among them, of the text's tokens
+            kept, scores = options["training_candidate_ids"], options["candidate_logits"]
+            scored = torch.full_like(options["unary_logits"], -torch.inf).scatter(-1, kept, scores)
+            seen["logits"] = scored[0].unflatten(0, (-1, size))
+            return torch.zeros(()), {}
+        logits, _, *others = others
         seen["logits"] = logits[0].unflatten(0, (-1, size))
         if config.speculators_model_type == "dspark":
             seen["confidence"] = others[0][0].unflatten(0, (-1, size)).sigmoid()
@@ -178,7 +231,12 @@ def blocks_of(model: torch.nn.Module) -> Tensors:
     anchors = LENGTH - size - FIRST_ANCHOR
     arguments = (hidden.flatten(1)[None], tokens[None], mask, torch.zeros(1, LENGTH, HIDDEN))
     module = sys.modules[type(model).__module__]
-    with torch.no_grad(), patch.object(module, "compute_metrics", look):
+    as_served = {"create": True, "new": lambda kept, targets: (kept, targets, targets)}  # no target is put among them
+    with (
+        torch.no_grad(),
+        patch.object(module, "compute_metrics", look),
+        patch.object(module, "selector_training_candidates", **as_served),
+    ):
         model(*arguments, torch.zeros(1, LENGTH, dtype=torch.long), max_anchors=anchors)
     return {"tokens": tokens, "hidden": hidden, **seen}
 

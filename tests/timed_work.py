@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
@@ -34,6 +35,22 @@ class TimedModel(WrappedModel):
     def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
         self.clock.spend(self.seconds(len(tokens)))
         return self.model.forward(tokens, last_only)
+
+
+class TimedHybrid(TimedModel):
+    """Rolling back takes a second, and ``each`` for every token that is kept of the last pass."""
+
+    def __init__(self, model: CachedModel, clock: Clock, seconds: Callable[[int], float], each: float) -> None:
+        super().__init__(model, clock, seconds)
+        self.spec, self.each, self.begin = replace(model.spec, recurrent=True), each, 0
+
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        self.begin = self.model.length
+        return super().forward(tokens, last_only)
+
+    def truncate(self, length: int) -> None:
+        self.clock.spend(1.0 + self.each * max(0, length - self.begin))
+        self.model.truncate(length)
 
 
 class TimedDrafter(LanguageModelDrafter):

@@ -78,6 +78,12 @@ def build_datastore(
 ) -> Rows:
     """Add the outputs of recorded runs to a datastore; the file is made if it is not there."""
 
+def compare(
+    folders: _Text | Sequence[_Text], bench: _Text | Sequence[_Text] = (), *, tasks: _Text | Sequence[_Text] = (),
+    split: _Text | None = None,
+) -> Rows:
+    """Put runs side by side in tokens a second: plain decoding, the best rule replayed, and live where it was benched."""
+
 def demo(
     out: _Text = ..., seconds: float = 105.0, *, target: _Text | None = None, drafter: _Text | None = None,
     compression: _Text | Sequence[_Text] = ('uncompressed', 'int8', 'nf4'), device: _Text | None = None,
@@ -104,17 +110,18 @@ def diagnose(
     """Measure what limits drafters on texts that their target decodes."""
 
 def doctor(
-    folder: _Text | None = None, url: _Text | None = None, server: _Text | None = None,
-    costs_file: _Text | None = None, *, target: _Text | None = None, drafter: _Text | None = None,
-    compression: _Text | Sequence[_Text] = ('uncompressed',), device: _Text | None = None,
-    trust_remote_code: bool = False, tokenizer: _Text | None = None, engine: _Text = 'auto',
-    device_map: _Text | None = None, draft_device: _Text | None = None, allow_pickle: bool = False,
-    prompts: _Prompts | _Text | None = None, limit: int | None = None, per_task: int | None = 4,
-    tasks: _Text | Sequence[_Text] = (), split: _Text | None = None, long_prompts: _Text = 'error',
-    chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
-    system: _Text | None = None, max_new_tokens: int = 128, gamma_max: int = 8, temperature: float = 0.0,
-    top_k: int = 0, top_p: float = 1.0, checkpoint_sampling: bool = False, seed: int = 0, cost_seconds: float = 15.0,
-    measure: bool = False, out: _Text | None = None, progress: Callable[[str, int, int], None] = ...,
+    folder: _Text | None = None, url: _Text | None = None, against: _Text | None = None, samples: int = 100,
+    server: _Text | None = None, costs_file: _Text | None = None, *, target: _Text | None = None,
+    drafter: _Text | None = None, compression: _Text | Sequence[_Text] = ('uncompressed',),
+    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
+    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
+    allow_pickle: bool = False, prompts: _Prompts | _Text | None = None, limit: int | None = None,
+    per_task: int | None = 4, tasks: _Text | Sequence[_Text] = (), split: _Text | None = None,
+    long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
+    chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
+    gamma_max: int = 8, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
+    checkpoint_sampling: bool = False, seed: int = 0, cost_seconds: float = 15.0, measure: bool = False,
+    out: _Text | None = None, progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Look for the usual reasons why a drafter is hardly accepted or speculation is no faster."""
 

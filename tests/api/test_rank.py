@@ -285,14 +285,15 @@ def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: 
 
 
 def test_a_drafter_measured_on_a_busier_machine_is_not_slower_for_it() -> None:
-    costs = curve(0.1)
+    costs = replace(curve(0.1), rollback=(0.1, 0.2))
     tables = {name: getattr(costs, name) for name in ("verify", "draft")}
     busier = {name: tuple(tuple(3 * seconds for seconds in row) for row in of) for name, of in tables.items()}
-    slow = replace(costs, **busier, plain=(3 * costs.plain[0],) * len(costs.plain))
+    slow = replace(costs, **busier, rollback=(0.3, 0.6), plain=(3 * costs.plain[0],) * len(costs.plain))
     one, two = on_one_target({"one": costs, "two": slow}).values()
     assert two.verify == one.verify
     assert two.plain == one.plain
     assert [list(row) for row in two.draft] == [pytest.approx(row) for row in one.draft]
+    assert two.rollback == pytest.approx(one.rollback)
     longer = replace(slow, contexts=(100, 1000), verify=2 * slow.verify, draft=2 * slow.draft, plain=2 * slow.plain)
     for scaled in on_one_target({"one": costs, "two": longer}).values():  # one context says nothing of others
         assert scaled.contexts == (100, 1000)

@@ -47,6 +47,16 @@ def proposing(count: Any) -> dict[str, Any]:
         ("dflash-speculators", proposing("4"), "proposal_methods must give"),
         ("dflash-flat", {"sample_from_anchor": True, "shift_label": False}, "contradict each other"),
         ("dflash-flat", {"nested": {"block_size": 8}}, "block_size is given twice"),
+        ("dflash2-flat", {}, False),
+        ("dflash2-speculators", {"sample_from_anchor": True, **proposing(4)}, True),
+        ("dflash2-speculators", proposing(4), "speculative_tokens 4 contradicts block_size 4"),
+        ("peagle-flat", {"sample_from_anchor": False}, "whose first place predicts"),
+        ("peagle-speculators", {"block_size": 3}, "speculative_tokens 4 contradicts block_size 3"),
+        ("peagle-flat", {"pard_token": 3}, "ptd_token_id and pard_token contradict"),
+        ("dflash2-flat", {"nested": {"conv_group_size": 5}}, "conv_group_size 5 does not divide hidden_size 16"),
+        ("dflash2-flat", {"nested": {"selector_top_k": 49}}, "selector takes 2 to 48 tokens .selector_top_k 49"),
+        ("dflash2-flat", {"nested": {"conv_dilation": 2, "beam_width": 3}}, "beam_width, conv_dilation are not run"),
+        ("dflash-flat", {"nested": {"conv_kernel_size": 2}}, "drafters with conv_kernel_size are not run"),
     ],
 )
 def test_one_resolver_says_which_place_predicts_first(fixture: str, changes: dict[str, Any], anchor: Any) -> None:

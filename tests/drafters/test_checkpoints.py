@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from draftgauge.api.export import export
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters.anchors import DEEPEST
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.decoder import DrafterNet
@@ -95,7 +96,8 @@ def check_against_speculators(folder: Path) -> None:
     branches = net.branches(cache, 0, begin[:anchors])
     for depth, wanted in enumerate(logits):
         torch.testing.assert_close(branches.logits, wanted[:anchors], rtol=1e-4, atol=1e-4)
-        branches.advance(text[depth + 1 :][:anchors])
+        if depth + 1 < (net.layout.longest or DEEPEST):
+            branches.advance(text[depth + 1 :][:anchors])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -175,7 +177,9 @@ def test_drafts_from_all_positions_are_those_of_each(layout: str, monkeypatch: p
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("layout", ["eagle3-sglang", "dspark-speculators", "dflash-flat"])
+@pytest.mark.parametrize(
+    "layout", ["eagle3-sglang", "dspark-speculators", "dflash-flat", "dflash2-flat", "peagle-flat"]
+)
 def test_sampled_output_has_the_targets_law(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     module, prompt, sampling = target_module(), [1, 0, 1], Sampling(1.0, top_k=2)  # so few tokens that all are tried
     target = wrap(module)
@@ -225,7 +229,7 @@ def test_another_target_is_refused_in_words(copied: Path, changes, target, messa
     [
         ({"speculators_model_type": "mtp"}, "format that is not read here.*These are: EAGLE-3"),
         ({"architectures": ["EagleForCausalLM"], "auto_map": {}}, "own Python code .auto_map. is not run"),
-        ({"architectures": ["DFlash2DraftModel"]}, "format that is not read here"),
+        ({"architectures": ["DFlash2BeamDraftModel"]}, "format that is not read here"),
         ({"hidden_size": ...}, "hidden_size is missing"),
         ({"num_attention_heads": "4"}, "num_attention_heads must be a whole number"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_line import draftgauge, rows_of
+from draftgauge.api.doctor import doctor
 from draftgauge.api.export import export
 from draftgauge.api.pair import load_pair
 from draftgauge.api.requests import PairSpec
@@ -72,6 +73,16 @@ def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[in
     assert result.exit_code == 0, result.output
     rows = rows_of(tmp_path / "rows.json")
     assert rows[LENGTH]["tokens_per_step"] == pytest.approx(1 + counts.accepted / counts.drafts)
+
+
+def test_drafting_changes_no_answer(files: dict[str, Path]) -> None:
+    options = ("--spec-type", "draft-simple", "--spec-draft-model", str(files["draft"]))
+    kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-n-max", str(LENGTH))
+    with llama_server(files["target"], *options, *kinds) as url, llama_server(files["target"]) as plain:
+        rows = doctor(url=url, against=plain, server="llama-server", samples=30, max_new_tokens=OUTPUT, limit=8)
+    status = {row["check"]: row["status"] for row in rows}
+    assert status["parity-greedy"] in ("well", "suspect"), rows
+    assert status["parity-sampled"] == "well", rows
 
 
 def test_an_exported_drafter_is_accepted_step_by_step(

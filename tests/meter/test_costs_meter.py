@@ -14,8 +14,9 @@ from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDraft
 from draftgauge.drafters.base import Draft
 from draftgauge.judging.replay import replay
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
-from draftgauge.meter.costs import LEAST_ROUNDS, _above_noise, _Bench, _curve, _Schedule, rising_row
-from draftgauge.meter.steps import BACKLOGS, Sample
+from draftgauge.meter.costs import _above_noise, _curve, rows_of
+from draftgauge.meter.schedule import LEAST_ROUNDS, Bench, Schedule
+from draftgauge.meter.steps import BACKLOGS, KeepsPrompt, Sample
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.spec import make_policy
@@ -104,6 +105,37 @@ def test_the_time_is_kept_where_a_step_takes_half_a_second(
     assert max(np.diff([0, *told])) <= 100 * 2.5 / seconds + 25  # a prompt goes by at once, and so may the end
 
 
+INT4 = (28.6, 33.5, 39.2, 45.0, 84.1, 85.5, 86.7, 87.9, 130.0, 131.0, 132.0, 133.0, 172.0, 172.1, 172.3, 172.4, 215.0)
+Q4_0 = (26.6, 45.6, 59.3, 52.8, 71.6, 85.7, 98.0, 88.3, 100.0, 110.0, 118.0, 112.0, 125.0, 132.0, 140.0, 146.7, 150.0)
+
+
+@pytest.mark.parametrize("law", [INT4, Q4_0], ids=["rows in fours", "a cheap fourth row"])
+@pytest.mark.filterwarnings("ignore:cost curve")
+def test_steps_of_the_costs_are_found_in_the_default_time(
+    pair: tuple[CachedModel, CachedModel], clock: Clock, law: tuple[float, ...]
+) -> None:
+    """Milliseconds of a pass of 1, 2, ... tokens; a drafted token takes 8, a prompt's token 4, the noise is 3%."""
+    rng = np.random.default_rng(5)
+
+    def seconds(tokens: int, table: tuple[float, ...]) -> float:
+        taken = table[tokens - 1] if tokens <= len(table) else 4.0 * tokens
+        return 1e-3 * taken * float(rng.lognormal(0.0, 0.03))
+
+    target = TimedModel(pair[0], clock, lambda tokens: seconds(tokens, law))
+    draft = TimedModel(pair[1], clock, lambda tokens: seconds(tokens, (8.0,) * 17))
+    curve = measure(target, LanguageModelDrafter(draft), (40, 80, 120), gamma_max=16, seconds=15.0)
+    assert clock.now <= 15.0
+    assert min(curve.measured.samples[:10]) >= LEAST_ROUNDS
+    for row in curve.verify:
+        np.testing.assert_allclose(row[:10], 1e-3 * np.array(law[:10]), rtol=0.05)
+    falls = {tokens for tokens in range(1, 10) if curve.verify[0][tokens] < curve.verify[0][tokens - 1]}
+    assert falls == ({3, 7} if law is Q4_0 else set())
+    for row in curve.draft:
+        np.testing.assert_allclose(row[1:], 0.008 * np.arange(1, 17), rtol=0.08)
+    committed = (1 - 0.9 ** np.arange(1, 18)) / 0.1  # where nine of ten tokens are accepted
+    assert (committed / curve.step_seconds(np.arange(17), 40)).argmax() == 3
+
+
 def test_what_cannot_be_left_out_is_measured_whatever_the_time(
     pair: tuple[CachedModel, CachedModel], clock: Clock
 ) -> None:
@@ -162,6 +194,25 @@ def test_contexts_past_the_models_are_measured_at_their_limit(
     assert measure(target, drafter, context_limit=20, seconds=20_000.0).contexts == (20,)
 
 
+def test_a_prompt_is_taken_in_once() -> None:
+    """Whatever is decoded behind it, and where another one begins alike."""
+    model, text = wrap(tiny_model(seed=1)), tokens(30, seed=2)
+    kept, fresh, taken = KeepsPrompt(model), wrap(tiny_model(seed=1)), list[int]()
+    forward = model.forward
+    model.forward = lambda fed, last_only=False: taken.append(len(fed)) or forward(fed, last_only)
+    for prompt, behind, back, anew in ((20, 4, 22, 20), (20, 6, 21, 1), (12, 3, 8, 1), (15, 2, 15, 7), (1, 3, 1, 0)):
+        for each in (kept, fresh):
+            each.reset()
+            assert each.length == 0
+            if prompt > 1:
+                each.forward(text[:prompt], last_only=True)
+        assert not anew or taken[-1] == anew
+        got, wanted = (each.forward(text[-behind:]) for each in (kept, fresh))
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-3)
+        for each in (kept, fresh):
+            each.truncate(min(back, each.length))
+
+
 @pytest.mark.parametrize("seconds", [0.0, 200.0])
 def test_first_passes_that_are_slow_are_no_samples(
     pair: tuple[CachedModel, CachedModel], clock: Clock, seconds: float
@@ -196,27 +247,27 @@ def test_a_pass_of_one_token_may_take_longer_than_one_of_two_where_the_samples_t
     one_token: tuple[float, ...], kept: bool
 ) -> None:
     timed = {0: one_token, 1: (0.16, 0.17, 0.16, 0.16, 0.17), 4: (0.2, 0.2, 0.2, 0.2, 0.2)}
-    row = rising_row(timed, range(5))
+    (row,) = rows_of([timed], range(5))
     assert (row[0] > row[1]) == kept
     assert (np.diff(row[1:]) >= 0).all()
     assert not kept or row[0] == np.median(one_token)
 
 
 def test_too_few_samples_never_make_one_token_more_expensive_than_two() -> None:
-    row = rising_row({0: [0.21], 1: [0.16], 2: [0.17]}, range(3))
+    (row,) = rows_of([{0: [0.21], 1: [0.16], 2: [0.17]}], range(3))
     assert row[0] <= row[1] <= row[2]
 
 
 def test_a_draft_that_runs_while_the_host_launches_the_verification_is_priced_so() -> None:
     """On a GPU: 10 ms of launches a pass, 1 ms of the device for each drafted token, 0.2 ms to read one."""
-    samples = [Sample(0, False, 1, 0.0, 0.010)] * 8
+    samples = [Sample(0, 0, False, 1, 0.0, 0.010)] * 8
     for length in range(1, 17):
-        samples += [Sample(length, False, 1, 0.001 * length, max(0.002, 0.010 - 0.001 * length))] * 4
-    samples += [Sample(length, True, 1, 0.0012 * length, 0.010) for length in (2, 4, 16) for _ in range(4)]
-    bench = _Bench(64, 60, samples, [0.010] * 4)
+        samples += [Sample(length, length, False, 1, 0.001 * length, max(0.002, 0.010 - 0.001 * length))] * 4
+    samples += [Sample(length, length, True, 1, 0.0012 * length, 0.010) for length in (2, 4, 16) for _ in range(4)]
+    bench = Bench(64, 60, samples, [0.010] * 4)
     plan = MeterPlan(text=[1], contexts=[64], gamma_max=16)
     target = SimpleNamespace(spec=SimpleNamespace(device="cuda:0", dtype=torch.bfloat16, engine="lean"))
-    schedule = _Schedule([bench], tuple(range(17)), 3, 1.0, "")
+    schedule = Schedule([bench], tuple(range(17)), tuple(range(17)), 3, 1.0, "")
     curve = _curve(schedule, plan, target, 1.0, keeps=False, overlaps=True)
     np.testing.assert_allclose(curve.verify, 0.010)
     assert curve.plain == (0.010,)

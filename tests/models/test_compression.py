@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.models import compression
 from draftgauge.models.compression import COMPRESSIONS, activation_dtype, check_compression, quantization_config
@@ -28,13 +29,13 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def test_unknown_names_are_refused_with_the_list() -> None:
-    with pytest.raises(DraftgaugeError, match=r"'int4'.*uncompressed, fp32, fp16, bf16, int8, nf4"):
-        check_compression("int4")
+    with pytest.raises(DraftgaugeError, match=r"'int3'.*uncompressed, fp32, fp16, bf16, int8, int8-weight, nf4, int4"):
+        check_compression("int3")
 
 
 def test_the_dtype_of_activations() -> None:
-    on_cpu = [activation_dtype(name, CPU) for name in COMPRESSIONS]
-    on_gpu = [activation_dtype(name, GPU) for name in COMPRESSIONS]
+    on_cpu = [activation_dtype(name, CPU) for name in COMPRESSIONS if name not in WEIGHT_ONLY]
+    on_gpu = [activation_dtype(name, GPU) for name in COMPRESSIONS if name not in WEIGHT_ONLY]
     half = [torch.float16, torch.bfloat16]
     assert on_cpu == [torch.float32, torch.float32, *half, torch.float32, torch.float32]
     assert on_gpu == [torch.bfloat16, torch.float32, *half, torch.bfloat16, torch.bfloat16]

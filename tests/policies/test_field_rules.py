@@ -68,7 +68,7 @@ def test_speckv_goes_by_the_targets_compression_unless_its_spec_names_one(tmp_pa
     for told in ((LinearCosts(compression="nf4"), None), (None, "nf4"), (None, "bnb-nf4")):
         own, file, nf4, int8 = (spec.make(16, *told).rates((1.0, 0.6, 2.0, 0.3)).tolist() for spec in specs)
         assert own == file == nf4 != int8
-    for named, level in (("awq", nf4), ("fp8", int8)):
+    for named, level in (("awq", nf4), ("int4", nf4), ("fp8", int8), ("int8-weight", int8)):
         assert all(spec.make(16, None, named).rates((1.0, 0.6, 2.0, 0.3)).tolist() == level for spec in specs[:2])
     for spec in specs[:2]:
         with pytest.raises(DraftgaugeError, match="which gptq does not say: name speckv:compression=nf4"):

@@ -46,11 +46,47 @@ def test_prices_by_hand() -> None:
     prices = Prices(Seconds(), NO_SIGNALS, (0.5, 0.5, 0.5))
     # 1, 1.5, 1.75 and 1.875 tokens in 1, 1.5, 1.6 and 1.7 s.
     assert prices.rate == pytest.approx(1.875 / 1.7)
-    # From nothing, one token takes 0.5 s, two that count as 1.5 take 0.6, three that count as 1.75 take 0.7.
-    # Behind one token the next takes 0.1 s, and two that count as 1.5 take 0.2: the next alone is the cheaper.
-    assert prices.thresholds == pytest.approx([prices.rate * 0.7 / 1.75, prices.rate * 0.1, prices.rate * 0.1])
-    assert prices.worth_of_drafting(0, 0.9) == pytest.approx(0.9 * 1.75 - prices.rate * 0.7)
-    assert prices.worth_of_drafting(2, 0.9) == pytest.approx(0.9 - prices.rate * 0.1)
+    # From nothing, a half token takes 0.5 s, three quarters take 0.6, and seven eighths 0.7.
+    # Behind one token the next takes 0.1 s, and two that count as three quarters take 0.2: the next alone is cheaper.
+    assert prices.thresholds == pytest.approx([prices.rate * 0.7 / 0.875, prices.rate * 0.2, prices.rate * 0.2])
+    assert prices.worth_of_drafting(0, 0.9) == pytest.approx(0.9 * 0.875 - prices.rate * 0.7)
+    assert prices.worth_of_drafting(2, 0.9) == pytest.approx(0.45 - prices.rate * 0.1)
+
+
+def test_what_rolling_back_takes_is_priced_by_hand() -> None:
+    prices = Prices(Seconds(rollback=0.02), NO_SIGNALS, (0.5, 0.5, 0.5))
+    # 0.02 s where the first token is refused (a half), 0.04 where the second is (a quarter), 0.06 where the third is.
+    assert prices.rate == pytest.approx(1.875 / (1.7 + 0.01 + 0.01 + 0.0075))
+    assert prices.rollback == pytest.approx([prices.rate * seconds for seconds in (0.02, 0.04, 0.06)])
+    # Behind two tokens the third is right in a half of the cases, and takes 0.06 s in the other half.
+    assert prices.worth_of_drafting(2, 0.9) == pytest.approx(0.9 * (0.5 - prices.rate * 0.03) - prices.rate * 0.1)
+    assert prices.thresholds[2] == pytest.approx(prices.rate * 0.1 / (0.5 - prices.rate * 0.03))
+    dear = Prices(Seconds(rollback=9.0), NO_SIGNALS, (0.5, 0.5, 0.5))
+    assert dear.rate == 1.0
+    assert dear.thresholds == [math.inf] * 3
+
+
+class Step(LinearCosts):
+    """Rows in fours: a pass of five tokens takes twice as long as one of four."""
+
+    def step_seconds(self, gamma, context, reads=NO_SIGNALS, appended=0):
+        verified = np.asarray(gamma) + appended + 1
+        return np.ceil(verified / 4) + 0.05 * np.asarray(gamma)
+
+
+@pytest.mark.parametrize("name", ["stopping", "two-source"])
+def test_rules_stop_before_a_step_of_the_costs(name: str) -> None:
+    """Tokens beyond the third would double the pass."""
+    policy = make_policy(name, GAMMA_MAX, Step())
+    if name == "two-source":
+        policy.reset()
+        policy.read([1, 2, 3])
+    asked, limit = 0, policy.limit()
+    while asked < limit:
+        asked += 1
+        if not policy.keep_drafting(Signal(asked, 0.9, 0.0, 0.0, 10 + asked)):
+            break
+    assert asked == 3
 
 
 def test_a_step_by_hand() -> None:
@@ -73,7 +109,7 @@ def test_it_drafts_while_the_next_token_is_worth_more_than_its_price(seed: int, 
     confidences = rng.uniform(0.05, 1.0, GAMMA_MAX).tolist()
     confidences[rng.integers(GAMMA_MAX)] = float(rng.integers(2))
     chance, drafted = 1.0, 0
-    while drafted < GAMMA_MAX and chance * numbers.accepted_by_depth[drafted] > policy.prices.thresholds[drafted]:
+    while drafted < GAMMA_MAX and chance > policy.prices.thresholds[drafted]:
         held = min(max(confidences[drafted], 1e-6), 1 - 1e-4)
         z = numbers.constant + numbers.logit_confidence * math.log(held / (1 - held))
         chance /= 1 + math.exp(-z)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.policies.base import Signal
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.ngrams import Match
@@ -39,15 +40,24 @@ def test_the_chance_of_a_looked_up_token_by_hand() -> None:
         assert LookupNumbers(extreme, 0.0, 0.0, 0.0).chance(Match(3, 1, 1, 1)) == pytest.approx(float(extreme > 0))
 
 
+class Uneven(LinearCosts):
+    """Every third token makes the pass cheaper."""
+
+    def step_seconds(self, gamma, context, reads=NO_SIGNALS, appended=0):
+        verified = np.asarray(gamma) + appended
+        return super().step_seconds(gamma, context, reads, appended) - 0.2 * (verified % 3 == 2)
+
+
 def tails(
-    policy: TwoSource, context: list[int], depth: int, first: Match | None, chance: float
+    policy: TwoSource, context: list[int], depth: int, first: Match | None, chance: float, before: float
 ) -> dict[tuple[int, ...], float]:
     """Every tail that can be looked up from a place on, with what it is worth."""
     found, tokens, gained = {(): 0.0}, [], 0.0
     match = first
     while match is not None and depth + len(tokens) < GAMMA_MAX:
         chance *= policy.numbers.lookup.chance(match)
-        gained += chance
+        gained += chance - policy._rollback[depth + len(tokens)] * (before - chance)
+        before = chance
         tokens.append(match.token)
         price = policy.verify[depth + len(tokens)] - policy.verify[depth]
         found[tuple(tokens)] = gained - price
@@ -61,7 +71,8 @@ def test_it_takes_what_is_worth_most(seed: int, verifying: float, drafting: floa
     rng = np.random.default_rng(seed)
     text = (rng.integers(0, 3, rng.integers(1, 40)).tolist() * 80)[: rng.integers(1, 80)]  # repeated: long matches
     numbers = random_numbers(seed)
-    policy = TwoSource(numbers, LinearCosts(drafting=drafting, verifying=verifying))
+    kind = Uneven if seed % 2 else LinearCosts
+    policy = TwoSource(numbers, kind(drafting=drafting, verifying=verifying, rollback=seed % 3 * 0.1))
     policy.reset()
     policy.read(text)
     context, depth, chance, before = list(text), 0, 1.0, 1.0
@@ -69,9 +80,9 @@ def test_it_takes_what_is_worth_most(seed: int, verifying: float, drafting: floa
     goes_on = policy.limit() > 0
     while True:
         match = policy.index.match(context)
-        best = max(tails(policy, context, depth, match, chance).values())
+        best = max(tails(policy, context, depth, match, chance, chance).values())
         if depth < GAMMA_MAX:
-            worth = policy.prices.worth_of_drafting(depth, chance * numbers.accepted_by_depth[depth])
+            worth = policy.prices.worth_of_drafting(depth, chance)
             assert goes_on == (worth > max(0.0, numbers.tail_weight * best))
         if not goes_on or depth == GAMMA_MAX:
             break
@@ -85,14 +96,14 @@ def test_it_takes_what_is_worth_most(seed: int, verifying: float, drafting: floa
         before, chance = chance, chance / (1 + math.exp(-z))
         context.append(token)
         depth += 1
-    whole = tails(policy, context, depth, match, chance)
+    whole = tails(policy, context, depth, match, chance, chance)
     if not depth:
         assert list(policy.extend(99)) == list(max(whole, key=whole.__getitem__))
         return
-    price = policy.verify[depth] - policy.verify[depth - 1]
+    price = policy.verify[depth] - policy.verify[depth - 1] + policy._rollback[depth - 1] * (before - chance)
     ends = {(False, tokens): chance - price + worth for tokens, worth in whole.items()} | {(True, ()): 0.0}
     if replaced is not None:
-        instead = tails(policy, context[:-1], depth - 1, replaced, before - chance)
+        instead = tails(policy, context[:-1], depth - 1, replaced, before - chance, before)
         ends |= {(True, tokens): worth for tokens, worth in instead.items()}
     chosen = policy.drops_last(), tuple(policy.extend(99))
     assert ends[chosen] == pytest.approx(max(ends.values()), abs=1e-12)

@@ -25,7 +25,7 @@ from draftgauge.verification import Sampling
 
 CONTEXTS = (64, 256, 1024)  # lengths measured at, as far as the models take them
 PROMPTS = 16  # whose text is decoded for it
-METER = 7  # raised where the meter measures otherwise, so that no curve of an earlier one is taken from the cache
+METER = 8  # raised where the meter measures otherwise, so that no curve of an earlier one is taken from the cache
 _MACHINE = ("cpu", "cores", "threads", "gpu")
 _IN_DOUBT: dict[Path, CostCurve] = {}  # measured by this process on a busy machine: the next one measures anew
 _LIBRARIES = ("draftgauge", "torch", "transformers", "bitsandbytes", "llama-cpp-python")
@@ -103,6 +103,7 @@ def _cached(pair: Pair, gamma_max: int, sampling: Sampling) -> Path:
         "device": str(pair.target.spec.device),
         "draft_device": None if pair.draft is None else str(pair.draft.spec.device),
         "dtype": str(pair.target.spec.dtype),
+        "kernels": pair.target.spec.kernels,
         "gamma_max": gamma_max,
         "sampled": [not sampling.greedy, sampling.top_k > 0, sampling.top_p < 1],  # each takes time of its own
         **{name: machine[name] for name in _MACHINE},

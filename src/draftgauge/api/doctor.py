@@ -8,24 +8,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine
-from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, ProfileRequest
+from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine, in_order, row_of
+from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, OutputSpec, ProfileRequest, PromptSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, ModelError, missing_library, warn
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.prompts import Prompt
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.serving.counters import read_counts
+from draftgauge.serving.parity import Plan, Servers, compare
 from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.run import Run
+
+PROMPTS = 20  # asked of two servers
 
 
 @verb(DoctorRequest)
 def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Look for the usual reasons why a drafter is hardly accepted or speculation is no faster.
 
-    Of a pair, its files are compared first; if nothing is wrong with them, it is recorded on the prompts, and the
-    run is looked at. Of a recorded run, its files where they are still there. Of an engine, only its counters.
+    A pair's files are compared first; if nothing is wrong with them, it is recorded on the prompts, and the run is
+    looked at. Of a recorded run, its files where they are still there. Of an engine, only its counters; with
+    ``against`` its answers beside those of a second server.
 
     Returns:
         Rows as of :func:`draftgauge.api.doctor_checks.examine`: ``check``, ``status`` ("wrong", "suspect", "well",
@@ -34,6 +39,11 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
     Raises:
         DraftgaugeError: for models, prompts, a run or a server that cannot be used.
     """
+    if request.url is not None and request.against is not None:
+        parts = (*settings_of(PromptSpec), *settings_of(OutputSpec))
+        used = (*(entry.name for entry in parts), "url", "server", "against", "samples", "temperature")
+        _refuse_others(request, request.url, *used)
+        return _parity(request, request.url, request.against, progress)
     if request.url is not None:
         _refuse_others(request, request.url, "url", "server")
         return examine(Evidence(counts=read_counts(request.server or "vllm", request.url)))
@@ -56,6 +66,34 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
         recording = ProfileRequest(out=run.folder, **{part: getattr(request, part) for part in parts})
         profile(recording, progress=progress)
         return examine(_of_run(request, run, evidence))
+
+
+def _parity(request: DoctorRequest, url: str, against: str, progress: Progress) -> list[dict[str, Any]]:
+    """A server's answers beside those of one without drafting, and its counters."""
+    from draftgauge.api.prompts import choose_prompts
+
+    given = given_settings(request).intersection(("limit", "per_task"))
+    _, prompts = choose_prompts(request.prompts if given else replace(request.prompts, per_task=None, limit=PROMPTS))
+    servers = Servers(request.server or "vllm", url, against)
+    asked = [_asked(prompt, request.prompts.chat) for prompt in prompts]
+    plan = Plan(request.output.max_new_tokens, request.sampling.temperature or 1.0, request.samples)
+    rows = [row_of(*found) for found in compare(servers, asked, plan, progress)]
+    try:
+        return in_order(rows + examine(Evidence(counts=read_counts(servers.engine, url))))
+    except DraftgaugeError as error:
+        warn(f"counters are not looked at: {error}")
+        return in_order(rows)
+
+
+def _asked(prompt: Prompt, chat: bool | None) -> dict[str, Any]:
+    text = prompt.text or (prompt.turns[0] if prompt.turns else "")
+    if text and chat is False:
+        return {"prompt": text}
+    messages = [{"role": m.role, "content": m.content, **m.more} for m in prompt.messages]
+    tools = {key: value for key, value in prompt.template_args.items() if key == "tools"}
+    others = {key: value for key, value in prompt.template_args.items() if key not in tools}
+    kept = tools | ({"chat_template_kwargs": others} if others else {})
+    return {"messages": messages or [{"role": "user", "content": text}], "add_generation_prompt": True, **kept}
 
 
 def _refuse_others(request: DoctorRequest, looked_at: str, *used: str) -> None:

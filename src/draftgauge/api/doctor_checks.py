@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from draftgauge.core.compressions import LEVELS
 from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.contexts import acceptance_by_context
+from draftgauge.judging.contexts import shown as of_contexts
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
@@ -52,8 +54,8 @@ class Evidence:
         target, kind: the target's name; the kind of drafter, as manifests have it.
         made_for: the target that the drafter's files name; empty if it is this one.
         map_error: what is wrong with a checkpoint's vocabulary map; empty if nothing is.
-        layer_rates: by the target layers that a checkpoint may be meant to read, those of its configuration first, the
-            share of its first drafted tokens that are right.
+        layer_rates: share of right first drafted tokens, by the target layers that a checkpoint may be meant to read,
+            those of its configuration first.
         compression: how the target is held, and how the drafter is, or the target was when the drafter was trained.
         longest: text in tokens that the drafter was made for.
     """
@@ -129,8 +131,17 @@ def examine(evidence: Evidence) -> list[dict[str, Any]]:
             if evidence.too_rare and not evidence.near_chance:
                 text, suspect = TEXTS["seldom"], evidence.best[0] >= 1
         status = "unknown" if seen is None else "well" if not fault else "suspect" if suspect else "wrong"
-        what, remedy = (text["what"], text["do"]) if fault else (None, None)
-        rows.append({"check": name, "status": status, "what": what, "evidence": seen and seen[1], "remedy": remedy})
+        rows.append(row_of(name, status, seen and seen[1], text))
+    return in_order(rows)
+
+
+def row_of(check: str, status: str, evidence: str | None, text: Mapping[str, str] | None = None) -> dict[str, Any]:
+    text = text or TEXTS[check]
+    what, remedy = (text["what"], text["do"]) if status in ("wrong", "suspect") else (None, None)
+    return {"check": check, "status": status, "what": what, "evidence": evidence, "remedy": remedy}
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: ("wrong", "suspect", "well", "unknown").index(row["status"]))
 
 
@@ -218,8 +229,8 @@ def thinking(e: Evidence) -> Seen:
 
 
 def _thinking_rows(trace: Trace, marks: list[list[int]]) -> NDArray[np.bool_]:
-    """``[P]`` positions in a thought, of any number of them: behind an opening mark, which may stand in the prompt or
-    come before what was recorded, up to the next closing one."""
+    """``[P]`` positions in thoughts, from an opening mark to the next closing one. The opening one may stand in the
+    prompt or before what was recorded."""
     inside = np.zeros(trace.positions, np.bool_)
     for prompt, output, start in zip(trace.prompts, trace.outputs, trace.offsets, strict=False):
         for opening, closing in marks:
@@ -314,8 +325,19 @@ def depth(e: Evidence) -> Seen:
         found = [row for row in acceptance_by_depth(e.trace, resamples=1) if row["task"] == ALL_TASKS]
         rates = [(row["alpha"] or 0.0, row["positions"]) for row in found]
     shown = " ".join(f"{rate:.2f}" for rate, count in rates if count)
+    by_context = acceptance_by_context(e.trace) if e.trace is not None else {}
     broken = any(count >= ENOUGH and rate <= TOO_RARE for rate, count in rates[1:])
-    return broken, f"accepted at depth 1, 2, ... among those that got there: {shown}"
+    seen = f"accepted at depth 1, 2, ... among those that got there: {shown}"
+    return broken, f"{seen}; {of_contexts(by_context)} of context" if len(by_context) > 1 else seen
+
+
+def long_context(e: Evidence) -> Seen:
+    rates = {name: of[0] for name, of in acceptance_by_context(e.trace).items()}
+    if len(rates) < 2 or e.near_chance:
+        return None
+    first, *_, last = rates.values()
+    seen = ", ".join(f"{rate:.0%} of first drafted tokens accepted at {name}" for name, rate in rates.items())
+    return 1 - last > TWICE * (1 - first) and last < first, f"{seen} of context"
 
 
 def acceptance(e: Evidence) -> Seen:
@@ -330,7 +352,7 @@ def acceptance(e: Evidence) -> Seen:
     return e.near_chance or count == 0 or slow, seen
 
 
-SUSPECT = ("thinking", "compression", "temperature")  # harmful in some pairs: no error by itself
+SUSPECT = ("thinking", "compression", "long-context", "temperature")  # harmful in some pairs: no error by itself
 TEXTS = tomllib.loads(files(__package__).joinpath("doctor_checks.toml").read_text("utf-8"))
 # By name: the check, and the evidence that it needs.
 CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
@@ -342,6 +364,7 @@ CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
     "thinking": (thinking, ("tokenizer", "trace")),
     "compression": (compression, ("compression",)),
     "context": (context, ("longest", "trace")),
+    "long-context": (long_context, ("trace",)),
     "temperature": (temperature, ("trace",)),
     "busy-machine": (busy, ("costs",)),
     "draft-cost": (draft_cost, ("trace", "costs")),

@@ -15,6 +15,7 @@ from draftgauge.api.pair import Pair, labelled, load_pair, refuse_beside_pair, s
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
+    LLAMA_CPP,
     check_batches,
     has_costs,
     make_manifests,
@@ -26,6 +27,7 @@ from draftgauge.api.recording import (
 from draftgauge.api.requests import ProfileRequest, SamplingSpec
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
@@ -172,9 +174,11 @@ def _check_recordable(request: ProfileRequest) -> None:
 
 
 def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
-    """Fail early if bitsandbytes cannot quantise the target at a compression that is recorded later."""
+    """Fail early if nothing can quantise the target at a compression that is recorded later."""
     trusted = request.pair.loading.trust_remote_code
-    later = [name for name in request.pair.compression if name in QUANTISED and name != pair.compression]
+    later = [
+        name for name in request.pair.compression if name in (*QUANTISED, *WEIGHT_ONLY) and name != pair.compression
+    ]
     if later and pair.target.module is not None:  # a GGUF file has none
         config = read_configuration(pair.target_name, trusted)
         for name in later:
@@ -217,9 +221,9 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
     ``hindsight_gain`` is the modelled speed of the hindsight optimum over that of the best fixed length (0 included),
     minus 1. ``differing`` is the share of positions of a serving engine's answers whose token is not the target's
-    choice. ``cost_doubt`` says why the costs are not to be trusted. Of a mixture of experts there are ``experts_1``,
-    ``experts_2``, ...: how many different ones a layer reads to verify so many tokens, and ``verify_1_ms``, ...: how
-    long that takes.
+    choice. ``cost_doubt`` says why the costs are not to be trusted. For a mixture of experts, ``experts_1``,
+    ``experts_2``, ... say how many experts a layer reads to verify so many tokens, ``verify_1_ms``, ... how long that
+    takes. For a GGUF file ``kernels`` names the instruction sets that llama.cpp used.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -248,6 +252,7 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "differing": None if noted is None else sum(differ) / part.positions,
                     "device": manifest.device,
                     "run": str(run),
+                    **({"kernels": manifest.environment[LLAMA_CPP]} if LLAMA_CPP in manifest.environment else {}),
                     **{f"experts_{count}": read for count, read in enumerate(costs.experts, 1)},
                     **{f"verify_{count}_ms": 1e3 * verify[count - 1] for count, _ in enumerate(costs.experts, 1)},
                 }

@@ -11,6 +11,7 @@ from draftgauge.api.runs import Run, fitted_here
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.batch_rows import batch_rows
+from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design
 from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.replay import can_replay
@@ -25,19 +26,20 @@ from draftgauge.policies.stored_texts import with_stored
 def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = None) -> list[dict[str, Any]]:
     """Replay policies on recorded runs, beside plain decoding, the best fixed length and the hindsight optimum.
 
-    Without a choice of split, test prompts are judged where the prompts name training and test ones or a fitted policy
-    was fitted on some of them, else all.
+    Without a choice of split, test prompts are judged where prompts name training and test ones, or a fitted policy saw
+    some; else all.
 
     Args:
         request: what to replay; by default the policies of every comparison, fitted ones in the run's folder, and
-            ``two-source`` as :func:`~draftgauge.judging.fitting.two_source.replay_fitted` fits it, without a datastore.
+            ``two-source`` fitted by :func:`~draftgauge.judging.fitting.two_source.replay_fitted`, without a datastore.
         objects: policies of your own by name, beside the named ones, or alone where none is named. Every run gets a
             fresh copy.
 
     Returns:
         Rows as :func:`draftgauge.judging.evaluate.evaluate` describes; the recommended policy's row over all tasks
-        also has ``verdict``, in words. With a datastore, rows have ``datastore_tokens``; where there are several
-        runs, ``run``. Of batches, as :func:`draftgauge.judging.batch_rows.batch_rows` describes.
+        also has ``verdict``, in words. Where texts differ in length, those rows have ``acceptance_by_context``, the
+        acceptance at depth 1, 2, ... by range of context. With a datastore, rows have ``datastore_tokens``; where
+        there are several runs, ``run``. Of batches, as :func:`draftgauge.judging.batch_rows.batch_rows` describes.
 
     Raises:
         DraftgaugeError: for an unknown policy, or one fitted for other draft lengths or signals.
@@ -77,6 +79,9 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
         kept: dict[str, Any] = {} if stored is None else {"datastore_tokens": sum(map(len, stored.texts))}
         kept |= {"run": run.name} if len(runs) > 1 else {}
         own = [dict(row) | kept for row in evaluated]
+        by_context = acceptance_by_context(design.trace)
+        for row in own if len(by_context) > 1 else ():
+            row |= {"acceptance_by_context": by_context} if row["task"] == ALL_TASKS else {}
         say_verdict([row for row in own if row["task"] == ALL_TASKS], run.manifest.command)
         rows += own
     return rows

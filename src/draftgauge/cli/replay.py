@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.requests import ReplayRequest
-from draftgauge.cli.console import by_target, label, show_table, show_verdicts, source_columns
+from draftgauge.cli.console import by_target, label, say, show_table, show_verdicts, source_columns
 from draftgauge.cli.rank import say_how_to_fit
 
 COLUMNS = {
@@ -42,6 +42,11 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     pooled = [row for row in rows if row["task"] == "all"]
     show_table(_title(pooled), pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
     show_verdicts(pooled)
+    from draftgauge.judging.contexts import shown
+
+    by_context = {label(row): row["acceptance_by_context"] for row in pooled if "acceptance_by_context" in row}
+    for name, rates in by_context.items():
+        say(f"{name}: accepted at depth 1, 2, ... by context, {shown(rates)}")
     say_how_to_fit([row["policy"] for row in pooled if row["recommended"]])
     return rows
 

@@ -26,11 +26,11 @@ _BREAKS = re.compile(r"\n\s*")
 
 @dataclass(frozen=True)
 class Artefact:
-    """A kind of JSON file that draftgauge writes and reads again: an object that begins with its format, its version
-    and a digest over all of its content.
+    """A kind of JSON file that draftgauge writes and reads again; it begins with its format, its version and a digest
+    over all content.
 
-    ``what`` it is in words, ``remedy`` what to do where none can be read; ``published``: files without format, version
-    and digest are read too; ``error`` is what is raised.
+    ``what`` names it in words, ``remedy`` says what to do where none can be read, ``error`` is raised. ``published``:
+    files without format, version and digest are read too.
     """
 
     format: str
@@ -116,8 +116,8 @@ def parse_json(text: str | bytes, where: str, remedy: str = "", error: type[Draf
     """The value of a JSON text.
 
     Raises:
-        DraftgaugeError: (or ``error``) naming ``where``, for text that is not JSON, names a key of an object twice, has
-            numbers of thousands of digits, or nests deeper than 100 levels.
+        DraftgaugeError: (or ``error``) naming ``where``: for no JSON, a key twice in an object, numbers too long to
+            read, or over 100 levels.
     """
     try:
         text = _decoded(text) if isinstance(text, bytes) else text

@@ -12,9 +12,8 @@ VARIABLE = "DRAFTGAUGE_CACHE"
 
 
 def cache_folder() -> Path:
-    """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``);
-    in the folder for temporary files where a user has no home, as in containers.
-    """
+    """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``).
+    It lies in the folder for temporary files where a user has no home, as in containers."""
     named = os.environ.get(VARIABLE)
     if named:
         try:

@@ -41,8 +41,8 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     """A value as an annotation wants it: ``int, float, str, bool, Path, tuple, Literal, Mapping``, optional ones,
     dataclasses.
 
-    Text is read as what is wanted (``"4"`` -> 4, ``"1,2"`` -> (1, 2), ``"none"`` -> None unless text is wanted), so
-    that command lines and JSON take the same way. An int serves as a float, a path as text, a number of NumPy's as
+    Text is read as what is wanted, so that command lines and JSON take the same way: ``"4"`` as 4, ``"1,2"`` as a
+    tuple. ``"none"`` is None unless text is wanted. An int serves as a float, a path as text, a number of NumPy's as
     Python's; a bool never serves as a number.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)

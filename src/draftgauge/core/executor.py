@@ -58,9 +58,9 @@ def execute(
 ) -> list[Outcome]:
     """Run all jobs, those that others come after first; the outcomes in their order.
 
-    ``executor`` is ``local`` or ``ray``: the running Ray of this process, else the cluster that ``RAY_ADDRESS`` names,
-    else one that is started on this machine and ends with this process. ``finished`` is called with each outcome as it
-    comes. Jobs ask Ray for ``cpus`` and ``gpus``, and start again ``retries`` times if their worker dies.
+    ``executor`` is ``local`` or ``ray``: this process's running Ray, else the cluster that ``RAY_ADDRESS`` names, else
+    one started here, which ends with this process. ``finished`` is called with each outcome as it comes. Jobs ask Ray
+    for ``cpus`` and ``gpus``, and start again ``retries`` times if their worker dies.
     """
     check_executor(executor)
     if executor == "ray" and jobs:

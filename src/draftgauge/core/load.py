@@ -43,10 +43,9 @@ def watched_load() -> Iterator[None]:
 def machine_load() -> dict[str, Any] | None:
     """How busy the machine was with other work, as plain JSON values; None where the system does not say.
 
-    ``load_average`` is that of the last minute, ``steal`` the share of processor time that the host gave to other
-    machines, ``other_cores`` how many cores were busy with other processes (but for children that have ended), and
-    ``seconds`` the time that the latter two are over: since the outermost running (or last) verb began, or since the
-    system started.
+    ``load_average`` is that of the last minute. ``steal`` is the share of processor time that the host gave to other
+    machines. ``other_cores`` is how many cores were busy with other processes, children that have ended left out. Both
+    are over ``seconds``: since the outermost running (or last) verb began, or since the system started.
     """
     now = _snapshot()
     if now is None:
@@ -77,9 +76,8 @@ def describe_load(load: Mapping[str, Any] | None) -> str:
 
 
 def busy_note(load: Mapping[str, Any] | None, threads: int | None = None) -> str:
-    """How much longer than on a quiet machine so many threads (by default one a core) take while others run as in the
-    last minute; empty where little else runs.
-    """
+    """Says how much longer ``threads`` threads (by default one a core) take beside the load of the last minute; empty
+    on a quiet machine."""
     if load is None or load["other_cores"] < BUSY * load["cores"]:
         return ""
     longer = max(1.0, load["load_average"] / load["cores"] + min(1.0, (threads or load["cores"]) / load["cores"]))

@@ -26,9 +26,8 @@ SEALED = "sealed"  # of prompts kept for a last judgement: beside others they ar
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation: ``role`` is "system", "user", "assistant" or another that the chat template knows,
-    ``more`` the other keys that the template gets, such as ``tool_calls``.
-    """
+    """One message of a conversation. ``role`` is "system", "user", "assistant" or another that the chat template knows;
+    ``more`` holds the template's other keys, such as ``tool_calls``."""
 
     role: str
     content: str
@@ -39,9 +38,9 @@ class Message:
 class Prompt:
     """One prompt: either ``text``, or ``messages`` for the model's chat template.
 
-    ``index`` is its position in its file, whatever is filtered; ``task`` falls back on ``category`` and the file's
-    name; ``split`` is "train", "validation", "test" or ""; ``turns`` all that the user says, where a line has them;
-    ``reference`` an answer to compare with; ``template_args`` what the line gives the chat template, such as ``tools``.
+    ``index`` is its position in its file, whatever is filtered. ``task`` falls back on ``category`` and the file's
+    name; ``split`` is "train", "validation", "test" or "". ``turns`` is all that the user says, if given, ``reference``
+    an answer to compare with. ``template_args`` goes to the chat template, such as ``tools``.
     """
 
     index: int

@@ -46,9 +46,8 @@ def option(
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of a request, wherever it is nested; ``path`` names the parts that lead to it, and ``default`` is
-    ``dataclasses.MISSING`` where it must be given. The rest is as :func:`option` has it.
-    """
+    """One field of a request, wherever it is nested; the rest is as in :func:`option`. ``path`` names the parts that
+    lead to it; ``default`` is ``dataclasses.MISSING`` where it must be given."""
 
     name: str
     annotation: Any
@@ -110,8 +109,8 @@ def make_request(
     """A request from flat values, converted to the types of its fields.
 
     Args:
-        keywords: values by name. None stands for the default of a tuple; a lone text for a tuple is read as its items
-            with commas between them, or as its only item where items are given one by one.
+        keywords: values by name. None stands for the default of a tuple. A lone text for a tuple is split at commas, or
+            is its only item where items are given one by one.
     """
     settings = {entry.name: entry for entry in settings_of(cls)}
     leading = [entry.name for entry in leading_settings(cls)]

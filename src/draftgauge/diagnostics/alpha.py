@@ -1,9 +1,9 @@
 """Teacher-forced acceptance: how far the draft from every position of a held-out text agrees with it.
 
-On text that the target decoded greedily, the tokens a drafter would have been fed at depth ``k`` are its own, as long
-as all its earlier ones were accepted; and only then is depth ``k`` counted. One unroll over the text therefore gives
-what decoding would have found, position by position, whatever steps it took (KVShot, section 3: alpha_k is conditional
-on the acceptance of all earlier steps).
+The target decoded the text greedily, so where all earlier drafted tokens were accepted, a drafter would be fed the
+text's tokens. Only there is depth ``k`` counted. So one unroll over the text gives what decoding would have found at
+every position, whatever steps it took. In KVShot, section 3, alpha_k is likewise conditional on the acceptance of all
+earlier steps.
 
     L  tokens of a text, P of them the prompt's      n  tokens of its output, L - P
     K  depths of the draft                           p  output tokens committed before a draft, 0 .. n - 1
@@ -29,12 +29,12 @@ Ints = NDArray[np.int64]
 
 @torch.inference_mode()
 def agreement(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int) -> list[Ints]:
-    """Whether the token at each depth of the draft from every output position is the text's, ``[n, depths]`` of 0 and 1
-    for each text, whether or not the earlier tokens are right; 0 where there is no label, see :func:`labelled_depths`.
+    """Whether the token at each depth of the draft from every output position is the text's: ``[n, depths]`` of 0 and 1
+    for each text. It is 0 where there is no label, see :func:`labelled_depths`.
 
-    Where a token before was wrong, the drafter was fed the text's in its place: the drafter of every design is asked
-    the same question at every position, so designs can be compared depth by depth. Texts of similar lengths are
-    unrolled together.
+    Earlier tokens need not be right: where one is wrong, the drafter is fed the text's. So every design is asked the
+    same question at every position, and designs can be compared depth by depth. Texts of similar lengths are unrolled
+    together.
     """
     agreed = [np.zeros((len(text.output), depths), np.int64) for text in texts]
     for batch in text_batches(texts, depths, next(net.parameters()).device):

@@ -28,8 +28,8 @@ class QueryErrors:
     Attributes:
         target_layers: the ``S`` tapped layers of the target.
         positions: ``[texts, K]`` anchors that count.
-        sums: measure -> ``[texts, K, N, S]`` sums over those anchors of the mean over heads: ``query_kl`` (nats, from
-            the target's distribution to the drafter's) and ``uniform_kl`` (the same of uniform attention).
+        sums: measure -> ``[texts, K, N, S]`` sums over those anchors of the mean over heads, in nats. ``query_kl`` is
+            from the target's distribution to the drafter's, ``uniform_kl`` to uniform attention.
         agreed: control -> ``[texts, K]`` anchors where the drafted token is the text's: with the drafter's ``own
             query``, and with the target's ``true query`` in its place. The weight of the rows' own keys is unchanged.
     """
@@ -69,9 +69,9 @@ class GroupGradient:
 
 @dataclass(frozen=True)
 class Bottlenecks:
-    """What limits one trained drafter: ``query`` is None for designs that read no keys; ``gate`` (of all depths
-    together, then of each) and ``history`` (the gate over training) are empty for those without a gate, as all that
-    draft whole blocks are; ``ranks`` holds ``group, effective_rank, full_rank`` of its projections."""
+    """What limits one trained drafter. ``query`` is None for designs that read no keys. ``gate`` (of all depths
+    together, then of each) and ``history`` (the gate over training) are empty without a gate, as for whole blocks.
+    ``ranks`` holds ``group, effective_rank, full_rank`` of its projections."""
 
     query: QueryErrors | None
     gradients: Sequence[GroupGradient]

@@ -45,8 +45,8 @@ class DrafterEvaluation:
     """Counts, from which every figure is made with its interval.
 
     Attributes:
-        positions, agreed: ``[texts, depths]`` output positions from which each depth has a label, and those of them
-            where the token at this depth is the label, whether or not the earlier ones were right.
+        positions, agreed: ``[texts, depths]`` output positions with a label at a depth, and those where the drafted
+            token is the label. Earlier tokens may be wrong.
         reached, accepted: ``[texts, depths]`` of the draft from every output position, teacher-forced.
         live_reached, live_accepted: ``[live texts, depths]`` found in decoding: equal to the former if training saw
             what drafting sees.

@@ -1,12 +1,12 @@
 """Gradients by parameter group and depth, position by position.
 
-The drafter's own keys and values are used only at the few drafted positions of a sample, where those of a
-self-attention are used at its whole prefix; this is the second bottleneck of KVShot (arXiv 2604.26412). A *sample* is
-the draft from one anchor. For a few of them the loss of the first depth and of the last is back-propagated alone:
+Self-attention uses its keys and values at the whole prefix of a sample; a drafter's own are used only at the few
+drafted positions. This is the second bottleneck of KVShot (arXiv 2604.26412). A *sample* is the draft from one anchor.
+For a few of them the loss of the first depth and of the last is back-propagated alone:
 
 - the norm of the mean gradient of a group, and that norm over the norm of its weights;
-- the share of a sample's positions at which the loss reaches the group: those where the gradient by the output of the
-  group's module is at least ``REACHED`` of the largest; and the share of its drafted positions alone.
+- the share of a sample's positions, and of its drafted ones, at which the loss reaches the group. There the gradient by
+  the output of the group's module is at least ``REACHED`` of the largest.
 
 A block has all its slots at every depth, where a chain has ``depth + 1`` drafted positions; its learned mask, an input,
 is left out.
@@ -44,8 +44,8 @@ Shown = tuple[Columns, int, Tensor]
 def gradient_statistics(
     net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutText], depths: int, samples: int = SAMPLES
 ) -> list[GroupGradient]:
-    """Probe a drafter on the first of the target's greedy outputs that are long enough, ``samples`` of each; empty
-    where none has a draft of all depths."""
+    """Probe a drafter on the first target outputs that are long enough, ``samples`` of each; empty where none has a
+    draft of all depths."""
     usable = [text for text in texts if len(text.prompt) > 1 and len(text.output) >= depths][:TEXTS]
     with _trainable(net):
         probe = _Probe(net, depths)

@@ -71,8 +71,8 @@ def gate_openness(
 
 
 def effective_rank(matrix: Tensor) -> float:
-    """The exponential of the entropy of the normalised singular values (Roy and Vetterli 2007): 1 for a matrix of rank
-    1, the whole rank where all are equal, 0 for a matrix of zeros."""
+    """The exponential of the entropy of the normalised singular values (Roy and Vetterli 2007). It is the whole rank
+    where all are equal, and 0 for a matrix of zeros."""
     values = torch.linalg.svdvals(matrix.float())
     total = values.sum()
     return float(torch.special.entr(values / total).sum().exp()) if total > 0 else 0.0

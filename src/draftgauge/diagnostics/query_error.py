@@ -1,16 +1,16 @@
 """Query estimation error: how far a drafter's query is from the one that the target will use.
 
 At depth ``k`` a drafter that reads keys attends from position ``t + 1 + k`` to the target's keys of ``0 .. t``. The
-target will attend from that position with a query that is a function of all its layers; a shallow drafter has to guess
-it (KVShot, arXiv 2604.26412, the first bottleneck). Both queries give a distribution over the same positions, and the
-KL divergence between the two is measured. Slot ``k`` of a block stands at the same position and is measured alike; the
-keys of its block, and those of fused hidden states, are left out as the keys of a chain are.
+target's query there is a function of all its layers; a shallow drafter has to guess it (KVShot, arXiv 2604.26412, the
+first bottleneck). Both queries give a distribution over the same positions, and the KL divergence between the two is
+measured. Slot ``k`` of a block stands at the same position and is measured alike. The keys of its block, and those of
+fused hidden states, are left out as the keys of a chain are.
 
-A head of the drafter is compared, in every tapped layer of the target, with the head whose attention is nearest to its
-own over all positions and depths, as projected heads correspond to no head of the target by construction. Where keys
-are concatenated, only heads with the same keys are compared.
+A drafter's head is compared, in every tapped layer, with the target's head of nearest attention over all positions and
+depths. Projected heads correspond to none of the target's by construction. Where keys are concatenated, only heads with
+the same keys are compared.
 
-Letters in shapes: ``B`` texts, ``A`` anchors, ``L`` positions of the prefix, ``K`` depths, ``N`` drafter layers, ``S``
+Letters in shapes: ``B`` texts, ``A`` anchors, ``L`` positions of the prefix, ``K`` depths, ``N`` drafter layers. ``S``
 tapped layers of the target, ``J`` query heads of the drafter, ``Q`` of the target, ``KV`` key heads, ``D`` their width.
 """
 

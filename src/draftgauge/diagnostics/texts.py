@@ -1,5 +1,5 @@
-"""Held-out texts: prompts with the target's own greedy outputs, with which a drafter is asked to agree, and batches of
-them that a drafter can be unrolled over.
+"""Held-out texts: prompts with the target's own greedy outputs, and batches of them that a drafter can be unrolled
+over.
 
 Letters in shapes as in :mod:`draftgauge.diagnostics.alpha`: anchor ``t`` drafts output tokens ``p + k`` at depth ``k``.
 """

@@ -1,9 +1,8 @@
 """Accepted length with a draft tree: what KVShot calls HF MAT.
 
-The tree is EAGLE-2's (Li et al. 2024, arXiv 2406.16858, section 4): at each level the ``top_k`` nodes whose path is
-most probable are expanded, each into its ``top_k`` most probable tokens; of all nodes, the most probable ones are
-verified. On text that the target decoded greedily, the accepted path is the one that follows the text, so no pass of
-the target is needed to know it.
+The tree is EAGLE-2's (Li et al., arXiv 2406.16858, section 4). Each level expands the ``top_k`` nodes of the most
+probable paths, each into its ``top_k`` most probable tokens. Of all nodes, the most probable ones are verified. On text
+that the target decoded greedily the accepted path follows the text, so no pass of the target is needed.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ def grow(
     """All candidates of one tree, from the chain after ``take_in`` and the logits ``[V_d]`` of the first drafted token.
 
     Returns:
-        for each candidate, level by level: the candidate before it (-1 for the root), its token in the target's
-        vocabulary, and the logarithm of its path's probability.
+        Of each candidate, level by level: the candidate before it (-1 for the root), its token in the target's
+        vocabulary, its path's log-probability.
     """
     children = min(shape.top_k, logits.shape[-1])
     scores, tokens = logits.log_softmax(-1).topk(children)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,18 +36,21 @@ class AnchorCache:
 
     All is read at full capacity, behind a mask: shapes then do not depend on the text. Places that were never written
     are zero, as masked ones must be numbers.
-
-    Attributes:
-        spare: places behind the anchors that are always there.
     """
 
-    spare: ClassVar[int] = 0
-
     def __init__(
-        self, heads: Sequence[int], head_dim: int, like: Tensor, tables: Callable[[int, Tensor], Tables]
+        self,
+        heads: Sequence[int],
+        head_dim: int,
+        like: Tensor,
+        tables: Callable[[int, Tensor], Tables],
+        spare: int = 0,
     ) -> None:
-        """As many pairs as there are numbers of heads, and the rotary tables of at least so many positions."""
-        self._tables, self._like = tables, like
+        """As many pairs as there are numbers of heads, and the rotary tables of at least so many positions.
+
+        ``spare`` places after the last anchor are there too, for what is written over by the next ones.
+        """
+        self._tables, self._like, self._spare = tables, like, spare
         self._none = [(like.new_empty(1, count, 0, head_dim), like.new_empty(1, count, 0, head_dim)) for count in heads]
         self.pairs: list[KeysValues] = self._none
         self.device = like.device
@@ -65,8 +68,8 @@ class AnchorCache:
     def extend(self, count: int) -> Places:
         """Make room for the next anchors, which have to be written then."""
         begin, self.length = self.length, self.length + count
-        if self.length + self.spare > self.capacity:
-            self.capacity = room_for(self.length + self.spare, self.capacity, FIRST_CAPACITY)
+        if self.length + self._spare > self.capacity:
+            self.capacity = room_for(self.length + self._spare, self.capacity, FIRST_CAPACITY)
             self.pairs = [(self._grown(keys), self._grown(values)) for keys, values in self.pairs]
         columns = torch.arange(self.capacity, device=self.device)
         end = self.length + DEEPEST + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ def draft_densely(
     if rows > positions:  # row N only continues other rows, which have at least one token before it
         limits[positions] = min(limits[positions], gamma_max - 1) if goes_on[positions - 1] else 1
     branching = np.flatnonzero(~goes_on & ~ended & (limits > 1))
-    grow_branches(model, len(prompt_tokens), branching, limits, own, vocabulary, lambda logits: logits.argmax(-1))
+    grow_branches(model, len(prompt_tokens), branching, limits, own, Growth(best, vocabulary))
     cut_after_end(own, end_tokens)
 
     # The draft of row p equals the output up to row q, the next one that does not go on: it consists of the first
@@ -149,22 +149,37 @@ def take_in_prompt(model: CachedModel, prompt_tokens: list[int], output: list[in
     return text[before:]
 
 
+class Growth(NamedTuple):
+    """How drafts go on.
+
+    Attributes:
+        choose: the next tokens ``[n]`` from logits ``[n, V]``.
+        vocabulary: number of logits that are used; None for all.
+        mask: taken in in place of every drafted token, by models that were trained so.
+    """
+
+    choose: Callable[[Tensor], Tensor]
+    vocabulary: int | None
+    mask: int | None = None
+
+
+def best(logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
+
+
 def grow_branches(
     model: CachedModel,
     prompt_tokens: int,
     branching: Rows,
     limits: NDArray[np.int64],
     own: DenseDrafts,
-    vocabulary: int | None,
-    choose: Callable[[Tensor], Tensor],
+    growth: Growth,
 ) -> None:
     """Continue the drafts of some rows after their first token: one token for all of them a pass, up to their limits.
 
     Args:
         branching: the rows ``[n]``; so many tokens of the output, and those of the prompt, are before each draft.
         limits: longest draft of every row of ``own``, which holds the first tokens and receives the others.
-        vocabulary: number of logits that are used.
-        choose: the next tokens ``[n]`` from logits ``[n, V]``.
     """
     device, most = model.spec.device, min(CHUNK, model.spec.branches)
     for begin in range(0, len(branching), most):
@@ -177,8 +192,9 @@ def grow_branches(
                 kept = torch.tensor(np.flatnonzero(within), device=device)
                 session.keep(kept)
                 tokens, rows = tokens[kept], rows[within]
-            logits = session.step(tokens)[:, :vocabulary]
-            tokens = choose(logits)
+            taken_in = tokens if growth.mask is None else torch.full_like(tokens, growth.mask)
+            logits = session.step(taken_in)[:, : growth.vocabulary]
+            tokens = growth.choose(logits)
             note(logits, tokens, own, rows, depth)
 
 
@@ -265,9 +281,11 @@ def draft_refused(
     limits = np.minimum(gamma_max, model.spec.context - len(prompt_tokens) - np.arange(rows) + 1)
     branching = np.flatnonzero(~np.isin(drafts.tokens[:rows, 0], list(how.end_tokens)) & (limits > 1))
 
-    def drawn(logits: Tensor) -> Tensor:
+    def drawn(logits: Tensor) -> Tensor:  # as live drafting would
         return choose(logits, own, generator).clamp_min(0)
 
-    grow_branches(model, len(prompt_tokens), branching, limits, drafts, vocabulary, drawn)  # as live drafting would
+    grow_branches(
+        model, len(prompt_tokens), branching, limits, drafts, Growth(drawn, vocabulary)
+    )  # as live drafting would
     cut_after_end(drafts, how.end_tokens)
     return drafts, chances[0], chances[1]

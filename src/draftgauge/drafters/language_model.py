@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
@@ -15,23 +16,21 @@ from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Sourc
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import generator_on, upload
-from draftgauge.models.engines.gguf import GGUF_ENGINES
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import model_folder
-from draftgauge.models.loading import load_model, load_tokenizer
+from draftgauge.models.loading import engines_of, load_model, load_tokenizer, made_by_others
 from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps
 from draftgauge.models.vocabulary import check_same_vocabulary
 from draftgauge.verification import Sampling
 
 
-class LanguageModelDrafter:
-    """Drafts with a smaller model that shares the target's tokenizer.
+class FollowsWithModel:
+    """A smaller model that shares the target's tokenizer, whose cache follows the committed text.
 
-    Its cache follows the committed text: ``commit`` rolls it back to the accepted tokens. The next ``propose`` first
-    processes the committed tokens that are missing, in one pass. Once the text is longer than the draft model's
-    own context, drafts are empty.
+    The next ``propose`` first processes the committed tokens that are missing. Once the text is longer than the draft
+    model's own context, drafts are empty.
     """
 
     def __init__(
@@ -56,9 +55,6 @@ class LanguageModelDrafter:
         self._last = own - 1 if vocabulary is not None and vocabulary > own else None
         self._text: list[int] = []
 
-    def keeps_drafted(self) -> bool:
-        return True
-
     def backlog(self) -> int:
         return len(self._text) - self.model.length
 
@@ -67,6 +63,24 @@ class LanguageModelDrafter:
         self._text = list(context)
         if 1 < len(context) <= self.model.spec.context:
             self.model.forward(self._readable(context[:-1]), last_only=True)
+
+    def _within_context(self, limit: int) -> int:
+        return min(limit, self.model.spec.context - len(self._text) + 1)
+
+    def _readable(self, tokens: list[int]) -> Tensor:
+        uploaded = upload(tokens, self.model.spec.device)
+        return uploaded if self._last is None else uploaded.clamp_(max=self._last)
+
+    def _logits(self, tokens: Tensor, last_only: bool = True) -> Tensor:
+        logits = self.model.forward(tokens, last_only=last_only)
+        return logits if self._vocabulary is None else logits[:, : self._vocabulary]
+
+
+class LanguageModelDrafter(FollowsWithModel):
+    """Drafts token by token; ``commit`` rolls the cache back to the accepted tokens."""
+
+    def keeps_drafted(self) -> bool:
+        return True
 
     def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
         limit = self._within_context(limit)
@@ -106,17 +120,6 @@ class LanguageModelDrafter:
         how = Drafting(self.end_tokens, self.sampling, generator_on(generator, device))
         return draft_refused(self.model, how, prompt_tokens, output, target_logits.to(device), sampling, gamma_max)
 
-    def _within_context(self, limit: int) -> int:
-        return min(limit, self.model.spec.context - len(self._text) + 1)
-
-    def _readable(self, tokens: list[int]) -> Tensor:
-        uploaded = upload(tokens, self.model.spec.device)
-        return uploaded if self._last is None else uploaded.clamp_(max=self._last)
-
-    def _logits(self, tokens: Tensor) -> Tensor:
-        logits = self.model.forward(tokens, last_only=True)
-        return logits if self._vocabulary is None else logits[:, : self._vocabulary]
-
 
 @register_drafter
 class LanguageModelSource(DraftSource):
@@ -124,7 +127,7 @@ class LanguageModelSource(DraftSource):
 
     name = "language_model"
     takes = "a draft model (a folder, or an id of the hub)"
-    drafter_type = LanguageModelDrafter
+    drafter_type: ClassVar[type[FollowsWithModel]] = LanguageModelDrafter
     model: CachedModel
 
     def __init__(self, source: Source, model: CachedModel) -> None:
@@ -151,10 +154,10 @@ class LanguageModelSource(DraftSource):
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> LanguageModelSource:
         assert source is not None
-        file = is_gguf(source)  # of it neither the target's compression nor its device says anything, nor its engine
+        file = made_by_others(source)  # of it the target's compression, device and engine say nothing
         held = draft_compression("" if file else options.compression)
         device = options.device or ("cpu" if file else target.spec.device)
-        engine = options.engine if (options.engine in GGUF_ENGINES) == file else "auto"
+        engine = options.engine if options.engine in engines_of(source) else "auto"
         return cls(source, load_model(source, held, device, engine, options.trust_remote_code))
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> LanguageModelDrafter:

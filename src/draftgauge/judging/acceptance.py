@@ -23,10 +23,10 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
     not known.
 
     Returns:
-        Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``alpha`` with ``_low`` and ``_high`` (95%,
-        resampled by prompt, the turns of a conversation together; None where nothing reached that depth, the interval
-        also of one prompt) and ``positions``, how many did. In a trace of sampled decoding rates are means of chances,
-        and so many positions reach a depth on average.
+        Rows with ``compression``, ``task``, ``depth`` (1..gamma_max), ``alpha`` with ``_low`` and ``_high``, and
+        ``positions``: how many reached that depth. ``alpha`` is None where nothing did. The interval is 95%, resampled
+        by prompt, the turns of a conversation together; None for one prompt. For sampled decoding rates are means of
+        chances, and ``positions`` is an average.
     """
     conversation = conversations(trace)
     number, count = conversation[prompt_of_rows(trace)], int(conversation.max()) + 1

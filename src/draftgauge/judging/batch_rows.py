@@ -25,14 +25,14 @@ def batch_rows(
     """Every fixed length, and some policies, in batches of several sizes, over the same requests.
 
     ``specs`` are of policies, one for each request, or of :data:`~draftgauge.policies.batch.WHOLE_BATCH`, one for all.
-    The requests of a batch share the time of its steps, so they are no independent samples: intervals resample groups
+    The requests of a batch share the time of its steps, so they are no independent samples. Intervals resample groups
     of prompts that are replayed by themselves (:func:`queues_of`).
 
     Returns:
         One row for each batch size and policy: ``batch``, ``policy``, ``gamma`` (None for a policy that is no fixed
-        length), ``tokens_per_second`` of the whole batch, ``tokens_per_step`` and ``drafted_per_step`` of a request,
-        ``ratio_to_plain``: over the same batch without drafts, ``best``: the fastest fixed length of its batch, and
-        ``gain`` over that with ``_low`` and ``_high`` (95%, paired by group; NaN of a single group).
+        length). ``tokens_per_second`` is of the whole batch, ``tokens_per_step`` and ``drafted_per_step`` of a request,
+        ``ratio_to_plain`` over the same batch without drafts. ``best`` marks the batch's fastest fixed length, ``gain``
+        is over that, with ``_low`` and ``_high`` (95%, paired by group; NaN of a single group).
     """
     passes = costs.of_batches(max(batches))
     longest = min(trace.gamma_max, passes.gamma_max)
@@ -70,8 +70,8 @@ def batch_rows(
 def queues_of(conversation: NDArray[np.int64], batch: int) -> list[list[int]]:
     """Prompts dealt out at random to groups, as the requests that each group's batches take one after the other.
 
-    A group has as many conversations as a batch has requests, or fewer, where there would be less than :data:`GROUPS`
-    groups; its prompts come more than once then. ``conversation`` ``[prompts]`` is the one that each is a turn of.
+    A group has as many conversations as a batch has requests. With fewer than :data:`GROUPS` groups it has fewer, and
+    its prompts come more than once. ``conversation`` ``[prompts]`` is the one that each is a turn of.
     """
     rng, count = np.random.default_rng(0), int(conversation.max()) + 1
     groups = max(count // batch, min(GROUPS, count))

@@ -1,8 +1,8 @@
 """A batch replayed on a trace of single requests: cursors in lockstep, each over prompts of its own.
 
-What a request commits does not depend on its neighbours, so the trace of single requests holds the outcome of every
-step of any batch. What a step takes depends on all of them: the drafter's passes, one a depth over the requests that
-still draft, and one verification of all tokens.
+What a request commits does not depend on its neighbours, so the trace of single requests holds every step's outcome in
+any batch. What a step takes depends on all: the drafter's passes, one a depth over requests that still draft, and one
+verification of all tokens.
 """
 
 from __future__ import annotations

@@ -87,14 +87,14 @@ def evaluate(
     * ``ratio_to_plain`` with ``_low`` and ``_high``: over plain decoding as measured in the cost curve;
     * ``cost_ratio``: of the cost curve, a drafted token over a verification;
     * ``cost_doubt``: why the cost curve is not to be trusted, or None;
-    * ``gain`` with ``gain_low`` and ``gain_high``: over the one fixed length ``best_fixed_gamma`` (0, drafting nothing,
-      is one of them), the same for all tasks, minus 1; ``best_fixed_from`` says on which prompts it was chosen;
+    * ``gain`` with ``gain_low`` and ``gain_high``: over the one fixed length ``best_fixed_gamma``, the same for all
+      tasks, minus 1. It may be 0, drafting nothing; ``best_fixed_from`` says on which prompts it was chosen;
     * ``p_value``: of no gain, two-sided, paired by prompt; ``p_holm``: adjusted for all policies compared on this task,
       ``references`` aside, for which it is None;
-    * ``best_rival``: the fastest of the tuned policies on those prompts, and ``gain_over_rival`` with
-      ``gain_over_rival_low`` and ``_high``: over that policy, minus 1; None without tuned policies;
-    * ``captured``: share of the speed-up from that length to the hindsight optimum of the drafter alone; negative below
-      that length, None where the two are equal;
+    * ``best_rival``: the fastest of the tuned policies on those prompts, with ``gain_over_rival``,
+      ``gain_over_rival_low`` and ``_high`` over it; None without tuned policies;
+    * ``captured``: share of the speed-up from that length to the drafter's hindsight optimum; negative below that
+      length, None where the two are equal;
     * ``recommended``: whether it is the simplest policy that is level with the fastest, see
       :func:`~draftgauge.judging.verdict.recommended`; of fixed lengths only the best one is a candidate.
 
@@ -190,7 +190,7 @@ def evaluate_design(
 
     Returns:
         Rows as :func:`evaluate` describes: "no-draft", the best fixed length, the policies, the tuned ones,
-        "hindsight", and where a policy looks tokens up in the text, "hindsight-two-sources". What they are compared
+        "hindsight". There is "hindsight-two-sources" where a policy looks tokens up in the text. What they are compared
         with, all fixed lengths and the optimum, has no ``p_holm``.
     """
     best = best_fixed_gamma(design.training, costs)

@@ -23,19 +23,19 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored
     """Least modelled seconds over all choices of drafted and appended tokens, ``gamma_max`` together, at every step;
     exact.
 
-    What a step takes depends on where it starts and on how many tokens the drafter has to take in; so the state is a
+    What a step takes depends on where it starts and on how many tokens the drafter has to take in. So the state is a
     position ``p`` of a prompt and a backlog ``q``. Backward dynamic programming over ``d`` drafted and ``b`` appended
     tokens, with ``T(N, .) = 0`` and
 
         ``T(p, q) = min over (d, b) of seconds(d, b, context at p) + catch_up(q) [d > 0] + T(p', q')``,
 
     where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
-    (:func:`text_runs`), ``q'`` is the backlog that the step leaves, ``d`` goes up to what a live step could draft there
-    (:func:`~draftgauge.judging.positions.draft_caps`) and ``d + b`` up to the room under the limit of output tokens.
+    (:func:`text_runs`). ``q'`` is the backlog that the step leaves. ``d`` goes up to what a live step could draft there
+    (:func:`~draftgauge.judging.positions.draft_caps`), ``d + b`` up to the room under the limit of output tokens.
     Without ``text`` ``b`` is 0.
 
-    On a trace of sampled decoding the outcomes are coins: the mean of the optimum over draws of them, with the
-    ``record`` of the first draw, that of the trace's own rows.
+    On a trace of sampled decoding the outcomes are coins. The result is the mean of the optimum over draws of them,
+    ``record`` that of the first draw: the trace's own rows.
 
     Args:
         trace: dense; greedy with ``text``.
@@ -104,9 +104,8 @@ def _walk(trace: Trace, lengths: Ints, appended: Ints, costs: CostCurve, runs: I
 
 def text_runs(trace: Trace, stored: StoredTexts | None = None) -> Ints:
     """``[P, G + 1]`` how many tokens looked up in the text would be accepted after ``d`` accepted drafted ones, column
-    ``d``, at most ``G - d``, as two-source looks them up, or where none is drafted as lookup does, if that is more.
-    They follow from the output alone, whatever drafts.
-    """
+    ``d``, at most ``G - d``. They are looked up as in two-source; where none is drafted, as in lookup, if that gives
+    more. They follow from the output alone, whatever drafts."""
     check_prompt_tokens(trace)
     longest = trace.gamma_max
     right = np.zeros((trace.positions, longest), np.bool_)  # whether the text predicts the token so far on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.contexts import CONTEXTS
 from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, task_masks
 from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
 from draftgauge.judging.replay import Replay, can_replay, plain_replay, replay
-from draftgauge.judging.splits import design_of
+from draftgauge.judging.splits import Design, design_of
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import LOOKUP, recommended
 from draftgauge.policies.registry import NO_DRAFT, compared_policies
@@ -23,7 +24,6 @@ from draftgauge.policies.spec import PolicySpec, make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, conversations, select
 
-CONTEXTS = ((0, 1024, "under 1k"), (1024, 4096, "1k to 4k"), (4096, 1 << 40, "4k and more"))  # tokens of the prompt
 LOOKUPS = (LOOKUP, "prompt_lookup")
 Mask = NDArray[np.bool_]
 
@@ -41,19 +41,20 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
     """Drafters from the fastest to the slowest, plain decoding ("no-draft") among them.
 
     The setting of each is the simplest that is level with its fastest
-    (:func:`~draftgauge.judging.verdict.recommended`): a fixed length, a rule with the numbers it is shipped with, or
-    ``two-source`` fitted to this drafter on other prompts than it is judged on.
+    (:func:`~draftgauge.judging.verdict.recommended`). It is a fixed length, a rule with its default numbers, or
+    ``two-source`` fitted to this drafter on other prompts.
 
     Returns:
-        One row for each drafter and group of prompts (a ``task``, a range of ``context``, all): ``drafter``, ``rank``
-        by speed on all prompts, ``policy`` (its best setting), ``prompts``; ``tokens_per_second`` with ``_low`` and
-        ``_high``; ``ratio_to_plain``; ``tokens_per_step``, the token of the target's own counted, and ``source_model``
-        of them the drafter's; ``gain`` over the first with ``_low``, ``_high`` and ``p_value``, and whether it is
-        ``level`` with it; ``gain_over_lookup`` with ``_low`` and ``_high`` where prompt lookup is one of the drafters;
-        ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``.
-        Intervals are 95%, resampled by prompt, the turns of a conversation together.
+        One row for each drafter and group of prompts (a ``task``, a range of ``context``, all). It has ``drafter``,
+        ``rank`` by speed on all prompts, ``policy`` (its best setting), ``prompts``. ``tokens_per_second`` has ``_low``
+        and ``_high``; ``ratio_to_plain``; ``tokens_per_step``, the target's own token counted, and ``source_model``,
+        the drafter's. ``gain`` over the first with ``_low``, ``_high`` and ``p_value``, and whether it is ``level``
+        with it. ``gain_over_lookup`` with ``_low`` and ``_high`` where prompt lookup is one of the drafters.
+        ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``. Intervals
+        are 95%, resampled by prompt, the turns of a conversation together.
     """
-    ranked = {name: _at_best(*of) for name, of in recorded.items()}
+    rules = [rule for rule in compared_policies() if rule != LOOKUP]  # which is a drafter here
+    ranked = {name: at_best(design_of(trace), costs, rules) for name, (trace, costs) in recorded.items()}
     first = next(iter(ranked.values()))
     ranked[NO_DRAFT] = first._replace(setting="plain", of=plain_replay(first.trace, first.costs))
     order = sorted(ranked, key=lambda name: -ranked[name].of.tokens_per_second)
@@ -69,9 +70,9 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
 def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
     """Costs of several drafters, measured one after the other, as if the target had run equally fast for all of them.
 
-    Its passes are the same whoever drafts. How they grow with the context is taken from the curve of most contexts, how
-    fast they are from the curve that other work disturbed least (the one of the shortest passes), and what a drafter
-    takes is scaled by how fast the target ran beside it.
+    Its passes are the same whoever drafts. The curve of most contexts says how they grow with the context. The curve
+    that other work disturbed least, that of the shortest passes, says how fast they are. What a drafter takes is scaled
+    by how fast the target ran beside it.
     """
     verified = np.arange(1, min(curve.gamma_max for curve in curves.values()) + 2)
 
@@ -93,23 +94,25 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
             plain=tuple(pace * seconds for seconds in widest.plain),
             draft=tuple(map(tuple, draft.tolist())),
             catch_up=tuple(factor * seconds for seconds in curve.catch_up),
+            rollback=tuple(factor * seconds for seconds in curve.rollback),
             signals=factor * curve.signals,
         )
     return scaled
 
 
-def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
-    design = design_of(trace)
-    best = PolicySpec.fixed(best_fixed_gamma(design.training, costs)).text
-    rules = [each for each in compared_policies() if each != LOOKUP]  # which is a drafter here
+def at_best(design: Design, costs: CostCurve, rules: Sequence[str]) -> Ranked:
+    """The simplest setting that is level with the fastest, of plain decoding, the best fixed length, ``rules`` and
+    ``two-source`` fitted to the drafter.
+    """
+    trace, best = design.trace, PolicySpec.fixed(best_fixed_gamma(design.training, costs)).text
     policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *rules)}
-    tried = {name: replay(design.trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
-    tried[NO_DRAFT] = plain_replay(design.trace, costs)
+    tried = {name: replay(trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
+    tried[NO_DRAFT] = plain_replay(trace, costs)
     with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
         tried[FITTED] = replay_fitted(design, costs)
-    numbers = conversations(design.trace)
+    numbers = conversations(trace)
     setting = recommended({name: of.speed(numbers) for name, of in tried.items()}, best)
-    return Ranked(setting, design.trace, costs, tried[setting])
+    return Ranked(setting, trace, costs, tried[setting])
 
 
 def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:

@@ -4,7 +4,7 @@ Greedy output does not depend on how far one drafts, and drafters start from the
 dense trace holds the outcome of every step that any policy could take, and the replay is exact.
 
 A trace of sampled decoding holds chances in place of outcomes. There the replay is the mean over walks drawn from them,
-which estimates what decoding takes on average given the outputs; all policies walk by the same draws.
+which estimates what decoding takes on average for these outputs. All policies walk by the same draws.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Every step of a replay in order, ``[S]`` each: its prompt's index, the output tokens committed before it, its
-    modelled seconds (NaN without a cost curve), and fields of :class:`~draftgauge.policies.base.Step`.
-    """
+    """Every step of a replay in order, ``[S]`` each: its prompt's index, output tokens committed before it, modelled
+    seconds (NaN without a cost curve). The rest are fields of :class:`~draftgauge.policies.base.Step`."""
 
     prompt: Ints
     position: Ints

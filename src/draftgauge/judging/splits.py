@@ -65,9 +65,9 @@ def only_test(trace: Trace) -> bool:
 def splits_of(trace: Trace) -> NDArray[np.str_]:
     """``[prompts]`` the split of every prompt.
 
-    Where prompts name "train", what they name. Elsewhere 60% train, 20% validation and 20% test of every task, in the
-    order of a hash of ``task/identifier``: the same for every compression, draft and machine, and whatever other tasks
-    the trace holds. The turns of a conversation stay together, where its first one belongs.
+    Where prompts name "train", what they name. Elsewhere 60% of every task train, 20% validate and 20% test, in the
+    order of a hash of ``task/identifier``. That order is the same for every compression, draft and machine, and
+    whatever other tasks the trace holds. The turns of a conversation stay together, where its first one belongs.
     """
     if names_splits(trace):
         return np.array([prompt.split for prompt in trace.prompts])

@@ -27,8 +27,8 @@ class Verdict:
 
     Attributes:
         setting: the policy to use; ``no-draft`` or ``plain`` where drafting does not pay.
-        speedup, low, high: modelled speed over plain decoding with its 95% interval by prompt (None of one prompt); of
-            the fastest policy that drafts, ``drafting``, where the setting is not to draft.
+        speedup, low, high: modelled speed over plain decoding with its 95% interval by prompt (None of one prompt).
+            Where the setting is not to draft, it is that of the fastest policy that drafts, ``drafting``.
         prompts: how many this stands on; of a server's counters how many drafts, as ``unit`` says.
         doubt: why the costs are not to be trusted; empty if they are.
         command: that recorded the run, or decoded.
@@ -155,13 +155,13 @@ def recommend(
 
 def recommended(speeds: Mapping[str, Speed], best_fixed: str, resamples: int = TEST_RESAMPLES) -> str:
     """The name of the simplest policy that is level with the fastest one (:attr:`Ratio.level`): of the fewest tuned or
-    fitted numbers (:class:`~draftgauge.policies.spec.PolicySpec`); of equals one with the numbers it is shipped
+    fitted numbers (:class:`~draftgauge.policies.spec.PolicySpec`). Of equals it is one with the numbers it is shipped
     with, which needs no fit, then the faster one.
 
     Args:
         speeds: on the same prompts, by the spec of the policy.
-        best_fixed: the best fixed length. The others are no candidates: of all lengths the one that happens to be
-            fastest on these prompts would be favoured.
+        best_fixed: the best fixed length. Other lengths are no candidates: the one that happens to be fastest on these
+            prompts would be favoured.
         resamples: of the intervals.
     """
     aside = [name for name in speeds if name.startswith(FIXED) and name != best_fixed and best_fixed in speeds]

@@ -12,7 +12,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.decoding.batched import BatchPlan, Pass, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.meter.costs import rising_row
+from draftgauge.meter.costs import rows_of
 from draftgauge.meter.steps import LOOKS
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import StaticRows, check_caches_fit
@@ -160,7 +160,7 @@ def measure_batches(
     return BatchCosts(
         batches=tuple(batches),
         contexts=tuple(start + plan.span // 2 for start in starts),
-        verify=tuple(tuple(tuple(rising_row(own.verify, tokens).tolist()) for own in row) for row in table),
+        verify=tuple(tuple(map(tuple, rows_of([own.verify for own in row], tokens).tolist())) for row in table),
         draft=tuple(tuple(own.draft() for own in row) for row in table),
         signals=tuple(max(0.0, float(np.median(seconds))) if seconds else 0.0 for seconds in looking),
     )

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,23 +26,31 @@ from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted, record_passes
-from draftgauge.meter.steps import BACKLOGS, Asked, Sample, StepTimer, Stopwatch, TimedDrafter, seconds_between
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.meter.schedule import IDLE_RUNS, LEAST_ROUNDS, Bench, Schedule, by_length, one_round, scheduled
+from draftgauge.meter.steps import (
+    BACKLOGS,
+    Asked,
+    KeepsPrompt,
+    Sample,
+    StepTimer,
+    Stopwatch,
+    TimedDrafter,
+    seconds_between,
+)
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.verification import Sampling, choose
 
 SPAN = 64  # tokens decoded in one go: a context length is measured around its value, over that many tokens
-PLAIN_STEPS, FEW_PLAIN_STEPS = 8, 3  # in a row, the first of them not counted; where there is time, and where not
-LEAST_ROUNDS = 6  # samples of every length and context: rather fewer lengths than fewer samples
 SURE_ROUNDS, SURE = 8, 0.01  # every so many rounds: is half of a step's 95% interval below this share of it?
-IDLE_RUNS = (1, 3, BACKLOGS - 1)  # steps that draft nothing, by turns; the next draft has more tokens to prefill
-LOOKED_AT = (2, 4)  # draft lengths that are timed with a policy that looks at each token
 LEAST_SECONDS = 1e-9
 ROLLBACKS = 4  # of each kind that is timed, the first of them not counted
 NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
 MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over the root of the samples
 FEWEST_TO_TELL = 5  # samples of each of two lengths, to say that the shorter one takes longer
+TOLD = 3.0  # standard errors that it has to take longer: many lengths are compared
 TWO_SIDED = 1.96  # half of a 95% interval, in standard errors
 
 Samples = Sequence[Sequence[Sample]]
@@ -116,18 +126,23 @@ def measure_costs(
         progress(min(99, int(100 * (time.perf_counter() - begun) / expected)), 100)
 
     text, timer = np.asarray(plan.text), StepTimer(Stopwatch(device, device_of(drafter, device)), tell)
+    kept: Any = KeepsPrompt(target)
+    timed = drafter
+    if isinstance(drafter, LanguageModelDrafter):
+        timed = copy(drafter)
+        timed.model = KeepsPrompt(drafter.model)  # type: ignore[assignment]
+    origin = int(rng.integers(len(text)))
     settings = DecodingSettings(span, plan.sampling, stop_when=timer.ends_output)
 
     @torch.inference_mode()
-    def run(bench: _Bench, asked: list[Asked], plain_steps: int) -> None:
-        """Time these steps, and plain ones after them, from anywhere in the text."""
+    def run(bench: Bench, asked: list[Asked], plain_steps: int) -> None:
+        """Time these steps, and plain ones after them, from the origin in the text."""
         timer.queue = asked
+        prompt: list[int] = text[(origin + np.arange(bench.start)) % len(text)].tolist()
         while asked:
-            positions = (int(rng.integers(len(text))) + np.arange(bench.start)) % len(text)
-            prompt: list[int] = text[positions].tolist()
-            timed = TimedDrafter(drafter, timer, filler=prompt[0])
-            done = speculative_decode(target, timed, timer, prompt, settings, generator)
-            bench.prefill_seconds = done.prefill_seconds
+            filled = TimedDrafter(timed, timer, filler=prompt[0])
+            done = speculative_decode(kept, filled, timer, prompt, settings, generator)
+            bench.prefill_seconds = bench.prefill_seconds or done.prefill_seconds
         bench.samples += timer.samples()
         fed, moments = upload([done.tokens[-1]], device), []  # steps of the plain loop; the first is not counted
         for _ in range(min(plain_steps, target.spec.context - target.length)):
@@ -137,25 +152,26 @@ def measure_costs(
             moments.append(time.perf_counter())
         bench.plain += np.diff(moments).tolist()
 
-    benches = [_Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
-    run(benches[0], [Asked(plan.gamma_max), Asked(0)], 0)
-    schedule = _schedule(benches, plan, time.perf_counter() - begun)
+    benches = [Bench(context, min(max(1, context - span // 2), limit - span)) for context in lengths]
+    run(benches[0], [Asked(plan.gamma_max, plan.gamma_max), Asked(0, 0)], 0)
+    schedule = scheduled(benches, plan.gamma_max, plan.seconds, time.perf_counter() - begun, overlaps)
     benches[0].samples.clear()  # the first steps may be slow for being the first
     expected = max(plan.seconds, schedule.seconds, 1e-9)
     rounds, took = 0, list[float]()
     while True:
         started = time.perf_counter()
-        for index in rng.permutation(len(schedule.benches)):
-            pieces = _round(schedule.lengths, rounds, rng, overlaps)
-            run(schedule.benches[index], pieces, schedule.plain_steps)
+        if rounds and rounds % LEAST_ROUNDS == 0:
+            origin = int(rng.integers(len(text)))
+        for bench in schedule.benches[:: 1 if rounds % 2 else -1]:  # to and fro, as shorter contexts begin longer ones
+            run(bench, one_round(schedule, rounds, rng, overlaps), schedule.plain_steps)
         rounds += 1
         now = time.perf_counter()
         took, spent = [*took, now - started][-len(IDLE_RUNS) :], now - begun  # rounds of every kind
         if spent + max(took) > plan.seconds:
             break
         if rounds == 1:
-            again = _schedule(benches, plan, spent)
-            schedule = max(schedule, again, key=lambda each: (len(each.benches), len(each.lengths)))
+            again = scheduled(benches, plan.gamma_max, plan.seconds, spent, overlaps)
+            schedule = max(schedule, again, key=lambda each: (len(each.benches), len(each.drafted), len(each.verified)))
         if rounds % SURE_ROUNDS == 0:
             measured = _measurement([bench.samples for bench in schedule.benches], plan.gamma_max, spent, "")
             if measured.half_width <= SURE:
@@ -206,68 +222,8 @@ def _rollback(target: CachedModel, drafter: Drafter, plan: MeterPlan) -> tuple[f
     return tuple(took.tolist())
 
 
-@dataclass
-class _Bench:
-    """The measurements at one context length, for which decoding starts at ``start`` tokens."""
-
-    context: int
-    start: int
-    samples: list[Sample] = field(default_factory=list)
-    plain: list[float] = field(default_factory=list)
-    prefill_seconds: float = 0.0  # of the last run
-
-
-class _Schedule(NamedTuple):
-    """What is measured, the seconds until every length has been timed once, and what is said of what is left out."""
-
-    benches: list[_Bench]
-    lengths: tuple[int, ...]
-    plain_steps: int
-    seconds: float
-    note: str = ""
-
-
-def _schedule(benches: list[_Bench], plan: MeterPlan, spent: float) -> _Schedule:
-    """As many lengths and contexts as the time that is left allows, by the steps so far of the shortest context."""
-    took = _by_length(benches[0].samples, lambda sample: sample.draft + sample.verify)
-    shortest, longest = sorted(float(np.median(took[length])) for length in (0, plan.gamma_max))
-    prefill = benches[0].prefill_seconds / benches[0].start
-    every = tuple(range(plan.gamma_max + 1))
-    doubling = tuple(length for length in every if length & (length - 1) == 0 or length == plan.gamma_max)
-    fewest = tuple(sorted({0, 1, plan.gamma_max}))
-    ends = [benches[0], benches[-1]] if len(benches) > 1 else benches
-    choices = ((benches, every), (benches, doubling), (ends, doubling), (benches[:1], doubling), (benches[:1], fewest))
-    for some, lengths in choices:
-        plain_steps = PLAIN_STEPS if lengths == every else FEW_PLAIN_STEPS
-        drafted = [1, *(asked.gamma for asked in _round(lengths, 1, np.random.default_rng(0)))]
-        steps = shortest * (plain_steps + len(drafted)) + (longest - shortest) * sum(drafted) / plan.gamma_max
-        each = sum(prefill * bench.start + steps for bench in some)
-        if spent + LEAST_ROUNDS * each <= plan.seconds:
-            break
-    if (some, lengths) == (benches, every):
-        return _Schedule(some, lengths, plain_steps, spent + each)
-    named, where = ", ".join(map(str, lengths)), ", ".join(str(bench.context) for bench in some)
-    note = (
-        f"a step takes {shortest:.2g} to {longest:.2g} s, so within {plan.seconds:g} s drafts of {named} tokens were "
-        f"timed at contexts of {where} tokens, and costs between them are interpolated"
-        f"{'' if spent + each <= plan.seconds else f'; that alone takes about {spent + each:.2g} s'}"
-    )
-    return _Schedule(some, lengths, plain_steps, spent + each, note)
-
-
-def _round(lengths: Sequence[int], number: int, rng: np.random.Generator, overlaps: bool = False) -> list[Asked]:
-    """Every length once in random order, some with a policy that looks on, and a run of steps that draft nothing."""
-    looked_at = {min(length, lengths[-1]) for length in (LOOKED_AT if len(lengths) > 3 else LOOKED_AT[:1])}
-    looked_at |= {lengths[-1]} if overlaps else set()
-    pieces = [[Asked(length)] for length in lengths[1:]]
-    pieces += [[Asked(length, looks=True)] for length in sorted(looked_at)]
-    # Steps are taken from the end, so the draft that follows the run comes first.
-    pieces.append([Asked(1), *[Asked(0)] * IDLE_RUNS[number % len(IDLE_RUNS)]])
-    return [asked for index in rng.permutation(len(pieces)) for asked in pieces[index]]
-
-
 def _curve(
-    schedule: _Schedule, plan: MeterPlan, target: CachedModel, spent: float, *, keeps: bool, overlaps: bool
+    schedule: Schedule, plan: MeterPlan, target: CachedModel, spent: float, *, keeps: bool, overlaps: bool
 ) -> CostCurve:
     """Of a drafter that ``keeps`` what it drafted; with ``overlaps`` unread drafts run under the next launches."""
     benches = schedule.benches
@@ -287,7 +243,7 @@ def _curve(
     def drafting(sample: Sample) -> float:
         return sample.draft - catch_up[sample.backlog - 1] + (sample.verify if overlaps else 0.0)
 
-    draft = _table(samples, drafting, plan.gamma_max) - beside
+    draft = _table(samples, drafting, plan.gamma_max, "drafted") - beside
     draft[:, 0], draft[:, 1:] = 0.0, np.maximum(draft[:, 1:], LEAST_SECONDS)  # drafting nothing takes no time
     looked_at = [(row, sample) for row, own in enumerate(samples) for sample in own if sample.looks]
     lengths = np.array([sample.gamma for _, sample in looked_at])
@@ -321,38 +277,52 @@ def _above_noise(values: Sequence[float]) -> float:
     return median if median > TWO_SIDED * _median_error(values) else 0.0
 
 
-def _median_error(values: Sequence[float]) -> float:
+def _median_error(values: Sequence[float], spread: float = 0.0) -> float:
+    """Of their median, from their own spread; at least what the ``spread`` of all, a share, comes to."""
     low, high = np.percentile(values, (25, 75))
-    return float(MEDIAN_ERROR * (high - low) / NORMAL_IQR / math.sqrt(len(values)))
+    deviation = max((high - low) / NORMAL_IQR, spread * float(np.median(values)))
+    return float(MEDIAN_ERROR * deviation / math.sqrt(len(values)))
 
 
-def _by_length(samples: Sequence[Sample], value: Callable[[Sample], float]) -> dict[int, list[float]]:
-    values: dict[int, list[float]] = {}
-    for sample in samples:
-        if not sample.looks:
-            values.setdefault(sample.gamma, []).append(value(sample))
-    return values
+def _spread(cells: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of samples as a share of their cell's median, of all cells: the few of one say little."""
+    rest = np.concatenate([np.asarray(values) / max(np.median(values), LEAST_SECONDS) for values in cells])
+    low, high = np.percentile(rest, (25, 75))
+    return float((high - low) / NORMAL_IQR * math.sqrt(len(rest) / max(1, len(rest) - len(cells))))
 
 
-def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int) -> Floats:
-    return np.stack([rising_row(_by_length(own, value), range(gamma_max + 1)) for own in samples])
+def _table(samples: Samples, value: Callable[[Sample], float], gamma_max: int, length: str = "gamma") -> Floats:
+    return rows_of([by_length(own, value, length) for own in samples], range(gamma_max + 1))
 
 
-def rising_row(timed: Mapping[int, Sequence[float]], wanted: Sequence[int]) -> Floats:
-    """Median seconds for each number of tokens wanted, interpolated where it was not timed.
+def rows_of(timed: Sequence[Mapping[int, Sequence[float]]], wanted: Sequence[int]) -> Floats:
+    """``[C, wanted]`` median seconds for each number of tokens wanted, interpolated where it was not timed.
 
-    They never fall, as one token more costs nothing at least. The first may be higher: on CPUs a pass of one token can
-    take longer than one of two, as a matrix is multiplied with a vector by other kernels.
+    They rise with the tokens, but for those where a longer pass is the cheaper one by what the samples of all contexts
+    tell together. A matrix is multiplied by other kernels where it meets one row, or a full group of them.
     """
-    tokens = sorted(timed)
-    medians = np.array([np.median(timed[count]) for count in tokens])
-    weights = [len(timed[count]) for count in tokens]
-    alone = 0
-    if len(tokens) > 2 and min(weights[:2]) >= FEWEST_TO_TELL:
-        errors = [_median_error(timed[count]) for count in tokens[:2]]
-        alone = int(medians[0] - medians[1] > TWO_SIDED * math.hypot(*errors))
-    medians[alone:] = isotonic_regression(medians[alone:], weights=weights[alone:]).x
-    return np.interp(wanted, tokens, medians)
+    cells = [seconds for own in timed for seconds in own.values()]
+    spread, tokens = _spread(cells), sorted({count for own in timed for count in own})
+    falls = []
+    for shorter, longer in pairwise(tokens):
+        apart, variance, fewest = 0.0, 0.0, 0
+        for own in timed:
+            if shorter in own and longer in own:
+                apart += float(np.median(own[shorter]) - np.median(own[longer]))
+                variance += sum(_median_error(own[count], spread) ** 2 for count in (shorter, longer))
+                fewest += min(len(own[shorter]), len(own[longer]))
+        if fewest >= FEWEST_TO_TELL and apart > TOLD * math.sqrt(variance):
+            falls.append(longer)
+    rows = []
+    for own in timed:
+        known = sorted(own)
+        pieces = np.split(np.array(known), np.searchsorted(known, [count for count in falls if count in own]))
+        rising = [
+            isotonic_regression([np.median(own[n]) for n in piece], weights=[len(own[n]) for n in piece]).x
+            for piece in map(np.ndarray.tolist, pieces)
+        ]
+        rows.append(np.interp(wanted, known, np.concatenate(rising)))
+    return np.stack(rows)
 
 
 def _catch_up(samples: Samples) -> Floats:
@@ -362,7 +332,7 @@ def _catch_up(samples: Samples) -> Floats:
     """
     added: dict[int, list[float]] = {}
     for own in samples:
-        ones = [sample for sample in own if sample.gamma == 1 and not sample.looks]
+        ones = [sample for sample in own if sample.drafted == 1 and not sample.looks]
         least = min(sample.backlog for sample in ones)
         base = float(np.median([sample.draft for sample in ones if sample.backlog == least]))
         for sample in ones:
@@ -374,11 +344,14 @@ def _catch_up(samples: Samples) -> Floats:
 
 
 def _measurement(samples: Samples, gamma_max: int, spent: float, note: str) -> Measurement:
-    timed = [_by_length(own, lambda sample: sample.draft + sample.verify) for own in samples]
-    counts = [sum(len(by_length.get(gamma, ())) for by_length in timed) for gamma in range(gamma_max + 1)]
-    cells = [np.array(values) for by_length in timed for values in by_length.values()]
-    rest = np.concatenate([values / np.median(values) for values in cells])
-    low, high = np.percentile(rest, (25, 75))  # of all: the few of one length say little
-    spread = (high - low) / NORMAL_IQR * math.sqrt(len(rest) / max(1, len(rest) - len(cells)))
-    least = min(count for count in counts if count)
-    return Measurement(spent, tuple(counts), float(TWO_SIDED * MEDIAN_ERROR * spread / math.sqrt(least)), note)
+    cells: dict[tuple[int, int, int], list[float]] = {}
+    for row, own in enumerate(samples):
+        for sample in own:
+            if not sample.looks:
+                cells.setdefault((row, sample.gamma, sample.drafted), []).append(sample.draft + sample.verify)
+    counts, drafts = np.zeros((2, gamma_max + 1), np.int64)
+    for (_, gamma, drafted), of in cells.items():
+        counts[gamma] += len(of)
+        drafts[drafted] += len(of)
+    error = MEDIAN_ERROR * _spread(list(cells.values())) / math.sqrt(counts[counts > 0].min())
+    return Measurement(spent, tuple(counts.tolist()), TWO_SIDED * error, note, tuple(drafts.tolist()))

@@ -1,13 +1,15 @@
-"""How a model's weights are held: in full, in half precision, or quantised by bitsandbytes.
+"""How a model's weights are held: in full, in half precision, or quantised by bitsandbytes or PyTorch.
 
 - ``uncompressed``: the checkpoint's own dtype where the processor has it. On a CPU bfloat16 (in hardware) stays, all
   else is float32; on a GPU float32 becomes bfloat16.
 - ``fp32``, ``fp16``, ``bf16``: single or half precision on any device.
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
+- ``int4``, ``int8-weight``: PyTorch's own CPU kernels, the output head too (:mod:`draftgauge.models.weight_only`).
 
-Quantised models keep embeddings, norms, attention and the output head in the dtype of ``uncompressed``. A checkpoint
-that comes quantised is loaded as it is and goes by the name of its method (``awq``, ``gptq``, ``fp8``, ``bnb-nf4``).
+Models quantised by bitsandbytes keep embeddings, norms, attention and the output head in the dtype of
+``uncompressed``. A checkpoint that comes quantised is loaded as it is and goes by the name of its method (``awq``,
+``gptq``, ``fp8``, ``bnb-nf4``).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED
+from draftgauge.core.compressions import COMPRESSIONS, INT4, INT8_WEIGHT, UNCOMPRESSED, WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.models.device import private
 
@@ -86,6 +88,10 @@ def label_of(compression: str, method: str | None, source: object) -> str:
 def activation_dtype(compression: str, device: torch.device, own: torch.dtype | None = None) -> torch.dtype:
     if compression in DTYPES:
         return DTYPES[compression]
+    if compression in WEIGHT_ONLY:
+        if device.type != "cpu":
+            raise DraftgaugeError(f"compression {compression} runs on the CPU, not on {device}: use nf4 or int8 there")
+        return torch.bfloat16
     if device.type != "cpu":
         return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
     return torch.bfloat16 if own == torch.bfloat16 and cpu_has_bfloat16() else torch.float32
@@ -101,7 +107,8 @@ def cpu_has_bfloat16() -> bool:
 
 
 def draft_compression(compression: str) -> str:
-    return compression if compression in DTYPES else UNCOMPRESSED
+    """The draft model's: of weights alone as the target's, since it is as slow as what it reads."""
+    return compression if compression in DTYPES or compression in WEIGHT_ONLY else UNCOMPRESSED
 
 
 def lacks_library(compression: str) -> bool:
@@ -122,7 +129,7 @@ def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesCon
 
 
 def weight_bytes(compression: str, dtype: torch.dtype) -> float:
-    return {"int8": 1.0, "nf4": 0.55}.get(compression) or dtype.itemsize
+    return {"int8": 1.0, INT8_WEIGHT: 1.0, "nf4": 0.55, INT4: 0.625}.get(compression) or dtype.itemsize
 
 
 def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:

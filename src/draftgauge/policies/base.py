@@ -72,9 +72,8 @@ class Step(NamedTuple):
 class Policy(Protocol):
     """How far to draft. Implementations hold their own state; ``reset`` starts a new prompt.
 
-    A policy declares the signals that it reads, and there is no default: the live loop computes exactly those, and
-    replay charges it for exactly those. Where it reads no signal of drafted tokens, ``keep_drafting`` is not asked and
-    counts as "yes".
+    A policy must declare the signals that it reads: the live loop computes exactly those, and replay charges it for
+    exactly those. Where it reads no signal of drafted tokens, ``keep_drafting`` is not asked and counts as "yes".
     """
 
     @property
@@ -124,9 +123,9 @@ class ReadsText(Protocol):
 class Extends(Protocol):
     """A policy that extends a draft by tokens that it looks up in the text, which cost their verification only.
 
-    It is asked once a step, after drafting, also where nothing was drafted, if there is room. Where it reads signals of
-    drafted tokens, ``keep_drafting`` tells it every one of them: also that of a token after which drafting ended by
-    itself, where its answer changes nothing.
+    It is asked once a step, after drafting, also where nothing was drafted, if there is room. A policy that reads
+    signals of drafted tokens gets every one through ``keep_drafting``. That of a token after which drafting ended by
+    itself comes too, but there the answer changes nothing.
     """
 
     def extend(self, room: int) -> Sequence[int]:
@@ -138,9 +137,9 @@ class DropsLast(Protocol):
     """A policy that may drop the last drafted token before the target verifies the draft, for instance to append
     another one in its place.
 
-    It is asked once a step, after drafting and before :meth:`Extends.extend`, where something was drafted greedily:
-    dropping a sampled token because of what it is would give the output another distribution than the target's. As for
-    :class:`Extends`, ``keep_drafting`` tells it every drafted token.
+    It is asked once a step, after drafting and before :meth:`Extends.extend`, where something was drafted greedily.
+    Dropping a sampled token because of what it is would change the distribution of the output. As for :class:`Extends`,
+    ``keep_drafting`` tells it every drafted token.
     """
 
     def drops_last(self) -> bool:
@@ -148,8 +147,8 @@ class DropsLast(Protocol):
 
 
 def seconds_by_length(costs: CostCurve, gamma_max: int, reads: Reads, text: bool = False) -> NDArray[np.float64]:
-    """``[gamma_max + 1]`` seconds of steps that draft 0, 1, ... tokens, at the middle measured context length; with
-    ``text`` they draft nothing and verify so many looked-up tokens."""
+    """``[gamma_max + 1]`` seconds of steps that draft 0, 1, ... tokens, at the middle measured context length. With
+    ``text`` steps draft nothing and verify so many looked-up tokens."""
     lengths, context = np.arange(gamma_max + 1), costs.contexts[len(costs.contexts) // 2]
     return costs.step_seconds(0, context, NO_SIGNALS, lengths) if text else costs.step_seconds(lengths, context, reads)
 

@@ -47,15 +47,15 @@ class BatchPolicy(Protocol):
 
 
 class WholeBatch:
-    """Whole drafts for every request; of all drafted tokens of the batch those are verified that are likeliest to
-    survive, as many as give the most expected tokens per second.
+    """Whole drafts for every request; the target verifies those drafted tokens of the batch that give the most expected
+    tokens per second.
 
     vLLM 0.32, ``enable_adaptive_verification``
     (https://docs.vllm.ai/en/v0.32.0/features/speculative_decoding/adaptive_verification/): a token survives if it and
-    those before it are accepted, and requests compete for one budget. With ``learned``, chances of acceptance are
-    learned from the draft's margins (:class:`~draftgauge.policies.vllm.LearnedChances`),
-    and whole drafts are verified until they are; else they are the drafter's confidences, as of DSpark's confidence
-    head (arXiv 2607.05147, confidence-scheduled verification).
+    those before it are accepted, and requests compete for one budget. With ``learned``,
+    :class:`~draftgauge.policies.vllm.LearnedChances` learns chances of acceptance from the draft's margins; whole
+    drafts are verified until it is ready. Else chances are the drafter's confidences, as of DSpark's confidence head
+    (arXiv 2607.05147, confidence-scheduled verification).
     """
 
     reads: Reads = frozenset({SignalName.CONFIDENCE, SignalName.MARGIN})

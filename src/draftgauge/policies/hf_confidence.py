@@ -42,10 +42,10 @@ class AdaptiveConfidenceThreshold(PolicyBase):
     """The confidence threshold of transformers, moved after every step to where it would have cost least on the prompt
     so far.
 
-    What ``generate(assistant_model=...)`` of transformers 5 does where scikit-learn is installed
-    (``AssistedCandidateGenerator.update_candidate_strategy``): all drafted tokens up to the first rejected one of each
-    step are kept with their confidence and whether they matched; from 6 of them with both outcomes on, the threshold is
-    the one on their ROC curve with the least ``fpr + 3 fnr``. It restarts with every prompt.
+    ``generate(assistant_model=...)`` of transformers 5 does this where scikit-learn is installed
+    (``AssistedCandidateGenerator.update_candidate_strategy``). It keeps the confidence of each step's drafted tokens,
+    up to the first rejected one, and whether they matched. From 6 of them with both outcomes on, it takes the threshold
+    on their ROC curve with the least ``fpr + 3 fnr``. Every prompt begins anew.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE})

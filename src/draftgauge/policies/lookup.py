@@ -1,7 +1,7 @@
 """Fixed rules of lookup: drafts from the text alone, or from the text where it is matched and else from the drafter.
 
-Prompt lookup decoding (Saxena 2023) and its relatives in serving systems append a fixed number of tokens wherever an
-n-gram at the end of the text occurred before. They are what a rule that prices both sources must beat.
+Prompt lookup decoding (Saxena 2023) and its relatives append a fixed number of tokens wherever an n-gram at the end of
+the text occurred before. They are what a rule that prices both sources must beat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What followed the same words earlier in a text: n-gram matches over prompt and output, and over earlier outputs.
 
 Prompt lookup (Saxena 2023) copies what followed the *first* occurrence. On the published runs of the real pair that is
-1 to 3% faster than what followed the last one, mostly on code and summaries, which quote their prompts.
+1 to 3% faster than what followed the last one. Most of it comes from code and summaries, which quote their prompts.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class NgramIndex:
         return Match(index.text[place], index._length(place, tail, len(ngram)), seen, streak)
 
     def continuation(self, count: int, least: int = LEAST, longest: int = LONGEST) -> list[int]:
-        """Prompt lookup: up to ``count`` tokens after the first occurrence of the longest n-gram that ends the text, of
-        up to ``longest`` tokens, if at least ``least`` tokens match there."""
+        """Prompt lookup: up to ``count`` tokens after the first occurrence of the longest n-gram that ends the text. It
+        has ``least`` to ``longest`` tokens; without one the list is empty."""
         tail = self.text[-MOST_MATCHED:]
         index, ngram = self._longest(tail, longest)
         if not ngram:

@@ -24,8 +24,8 @@ class PolicyEntry:
     """A policy's factory, and what is said of it.
 
     Attributes:
-        factory: its parameters are those of a spec, and ``costs``, which the caller alone gives, as ``gamma_max`` and
-            the target's ``compression`` where a spec leaves them out.
+        factory: its parameters are those of a spec, and ``costs``, which only the caller gives. The caller also gives
+            ``gamma_max`` and the target's ``compression`` where a spec leaves them out.
         grid: values to try for each of its parameters when it is tuned; empty if there is nothing to tune.
         compared: whether it is included in comparisons that name no policy.
         complexity: how many numbers of it are tuned or fitted; of policies that are level the least complex one is

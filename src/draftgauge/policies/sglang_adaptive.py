@@ -15,10 +15,10 @@ class AdaptiveSteps(PolicyBase):
     """Moves along candidate lengths with the exponential moving average of the number of accepted tokens.
 
     SGLang, ``python/sglang/srt/speculative/adaptive_spec_params.py`` (``AdaptiveSpeculativeParams``; pull request
-    21599), for one request: each step counts as a batch of one. The average begins at the first length minus 1. At a
-    decision the length is shortened while the average is at most the next shorter candidate - 0.5 + ``down``, then
-    lengthened while it exceeds the present candidate - 0.5 + ``up``. What is learned stays from prompt to prompt, as in
-    a server.
+    21599), for one request: each step counts as a batch of one. The average begins at the first length minus 1. A
+    decision first shortens the length while the average is at most the next shorter candidate - 0.5 + ``down``. Then it
+    lengthens it while the average exceeds the present candidate - 0.5 + ``up``. What is learned stays from prompt to
+    prompt, as in a server.
     """
 
     reads: ClassVar[Reads] = NO_SIGNALS

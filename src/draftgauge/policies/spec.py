@@ -48,8 +48,8 @@ class PolicySpec:
         """The policy of a text, checked.
 
         Raises:
-            DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take,
-                a file that holds no fitted policy, or a rule for whole batches.
+            DraftgaugeError: for an unknown policy, a parameter it lacks or cannot take, a file without a fitted policy,
+                or a rule for whole batches.
         """
         policy = cls.of(text)
         if policy.text in WHOLE_BATCH:
@@ -182,8 +182,8 @@ def make_policy(spec: str, gamma_max: int, costs: CostCurve | None = None) -> Po
         costs: of the pair on this machine, for the policies that weigh cost.
 
     Raises:
-        DraftgaugeError: for an unknown policy (naming the known ones), a parameter it does not have or cannot take, or
-            a policy that weighs cost without a cost curve.
+        DraftgaugeError: for an unknown policy, a parameter it lacks or cannot take, or a policy that weighs cost
+            without a cost curve.
     """
     if gamma_max < 1:
         raise DraftgaugeError(f"gamma_max is the longest draft and must be at least 1, not {gamma_max}")

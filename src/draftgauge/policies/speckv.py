@@ -59,8 +59,8 @@ class Network:
 
 @dataclass(frozen=True)
 class SpecKVNumbers:
-    """What a fitted SpecKV consists of: the network, the target's compression where the cost curve does not name it,
-    and the compressions that the network was trained on."""
+    """What a fitted SpecKV consists of: the network, the compressions it was trained on, and the target's where the
+    cost curve does not name it."""
 
     network: Network
     compression: Compression = "uncompressed"
@@ -72,8 +72,8 @@ class SpecKV(PolicyBase):
     signals.
 
     "SpecKV: Adaptive Speculative Decoding with Compression-Aware Gamma Selection" (arXiv 2605.02888). The paper reads
-    the signals of the very tokens whose number it chooses, which do not exist yet; the newest that do are those of the
-    step before. A prompt begins with 4 tokens. The objective is tokens per step, so cost plays no part.
+    the signals of the very tokens whose number it chooses, which do not exist yet. Here the signals of the step before
+    take their place. A prompt begins with 4 tokens. The objective is tokens per step, so cost plays no part.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.ENTROPY, SignalName.CONFIDENCE})

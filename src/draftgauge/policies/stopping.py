@@ -1,17 +1,17 @@
 """Throughput-optimal stopping: draft the next token while its chance to be accepted is worth its time.
 
-After ``j`` drafted tokens, with ``S_j`` the chance that all of them are accepted and ``r_j`` how often the next one is
-where they are, drafting ``i`` more gains ``S_j r_j A_ji`` tokens and costs ``T(j + i) - T(j)`` seconds, where ``A_ji``,
-``1 + r_j+1 + r_j+1 r_j+2 + ...``, counts the tokens after the next one. So drafting goes on while
+``S_j`` is the chance that all of ``j`` drafted tokens are accepted, ``r_j`` how often the next one is where they are.
+Drafting ``i`` more gains ``S_j A_ji`` tokens and costs ``T(j + i) - T(j)`` seconds. ``A_ji`` is
+``r_j + r_j r_j+1 + ...``, less what rolling a recurrent state back is expected to cost. So drafting goes on while
 
-    ``S_j r_j > theta_j = min over i of lambda (T(j + i) - T(j)) / A_ji``
+    ``S_j > theta_j = min over i of lambda (T(j + i) - T(j)) / A_ji``
 
 (:mod:`draftgauge.policies.pricing` has ``lambda``). ``S_j`` is the product of the drafter's confidences after Platt
 scaling: a logistic function of the logit of each. The cost curve alone decides ``theta`` and ``lambda``, so a policy
 fitted on one target serves another compression, machine or engine.
 
-What does not help, on held-out prompts of the bundled pair at three compressions: entropy, margin, depth, the worst and
-the previous confidence, which token it is (each within 0.3 points of gain).
+What does not help on held-out prompts of the bundled pair: entropy, margin, depth, the worst and previous confidence,
+the token's identity. Each is within 0.3 points of gain at three compressions.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StoppingNumbers:
     """What is fitted.
 
     Attributes:
-        constant, logit_confidence: of the logistic function that turns the drafter's confidence in a token into the
-            chance that it is accepted where those before it are.
+        constant, logit_confidence: of the logistic function from the drafter's confidence in a token to the chance that
+            it is accepted where those before it are.
         accepted_by_depth: ``[gamma_max]`` how often the token at each depth is accepted where those before it are.
     """
 
@@ -66,8 +66,7 @@ class ThroughputStopping(PolicyBase):
         self.numbers = numbers
         self.gamma_max = len(numbers.accepted_by_depth)
         self.prices = Prices(costs, self.reads, numbers.accepted_by_depth)
-        # Drafting goes on after j tokens while S_j is above entry j.
-        self._least = np.array(self.prices.thresholds) / np.array(numbers.accepted_by_depth)
+        self._least = np.array(self.prices.thresholds)  # drafting goes on after j tokens while S_j is above entry j
         self._all_accepted = 1.0
 
     def limit(self) -> int:

@@ -20,11 +20,11 @@ class EntropyThreshold(PolicyBase):
     """Stops after the first drafted token whose ``sqrt(scale * H)`` exceeds ``threshold``; that token is still
     verified.
 
-    SVIP, the self-verification length policy (Zhang et al. 2024, "Draft Model Knows When to Stop", arXiv 2411.18462,
-    section 4): by Pinsker's inequality the acceptance probability of a token is at least 1 minus the root of a
-    divergence between draft and target, which is taken to be proportional to the draft's entropy ``H``. The defaults
-    are those of the released code (Geralt-Targaryen/SVIP): scale 0.15, threshold 0.3, at most 40 tokens. ``H`` is in
-    nats there; signals are in bits, and converted.
+    SVIP, the self-verification length policy (Zhang et al., arXiv 2411.18462, "Draft Model Knows When to Stop", section
+    4). By Pinsker's inequality a token's acceptance probability is at least 1 minus the root of a divergence between
+    draft and target. The paper takes this divergence to be proportional to the draft's entropy ``H``. The defaults are
+    those of the released code (Geralt-Targaryen/SVIP): scale 0.15, threshold 0.3, at most 40 tokens. ``H`` is in nats
+    there; signals are in bits, and converted.
 
     Attributes:
         threshold: of the bound of the rejection probability, above 0.

@@ -6,19 +6,25 @@ costs their verification only:
 
     ``G_j = max over n >= 0 of sum over i <= n of S_j c_1 .. c_i - lambda (V(j + n) - V(j))``.
 
-``c_i``, the chance that a looked-up token is accepted where those before it are, is a logistic function of how long the
-n-gram match is, how often in a row that token followed, and whether it always did. The chance of a drafted token is
-that of ``stopping``, with one number more where the text predicts the same token and one where it predicts another.
+Where rolling a recurrent state back takes time, what a refused token costs goes off too.
 
-Two rates price time. ``V`` is priced at ``rate_scale`` times the rate of the best fixed length, what the rule reaches
-with both sources; drafting at the rate of the best fixed length itself. Where the text predicts nothing the next steps
-are like this one, so a token is worth what drafting alone makes of the time: priced at the higher rate, it would stop
-where it pays, and on some cost curves never start.
+``c_i`` is the chance that a looked-up token is accepted where those before it are. It is a logistic function of how
+long the n-gram match is, how often in a row that token followed, and whether it always did. The chance of a drafted
+token is that of ``stopping``. One number more is added where the text predicts the same token, and one where it
+predicts another.
+
+Two rates price time. Drafting is priced at the rate of the best fixed length. ``V`` is priced at ``rate_scale`` times
+that: what the rule reaches with both sources. Where the text predicts nothing, the next steps are like this one: a
+token is worth what drafting alone makes of the time. At the higher rate drafting would stop where it pays, and on some
+cost curves never start.
 
 While drafting on is worth more than ``tail_weight G_j`` the rule drafts. That weight is below 1, as a tail can still
-follow the longer draft. Then it takes the best of three: the draft with its best tail; the draft less its last token,
-where the text predicts another one in its place, with the tail from there, whose first token is accepted with the
-chance ``c_1 (1 - a)``, ``a`` being the chance of the token dropped; or the draft less its last token alone.
+follow the longer draft. Then it takes the best of three:
+
+- the draft with its best tail;
+- where the text predicts another token in place of the last one, the draft less that token, then the tail from there.
+  Its first token is accepted with the chance ``c_1 (1 - a)``, ``a`` being the dropped token's chance;
+- the draft less its last token.
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
@@ -109,6 +117,8 @@ class TwoSource(FollowsText):
         self.gamma_max = len(numbers.accepted_by_depth)
         self.prices = Prices(costs, self.reads, numbers.accepted_by_depth)
         self.verify = [numbers.rate_scale * price for price in self.prices.verify]
+        self._cheapest = np.minimum.accumulate(self.verify[::-1])[::-1].tolist()  # of so many tokens or more
+        self._rollback = [numbers.rate_scale * price for price in self.prices.rollback]
         self._context: list[int] = []  # the last tokens of text and draft
         self._depth = 0
         self._all_accepted = self._all_before = 1.0  # S_j and S_j-1
@@ -140,10 +150,10 @@ class TwoSource(FollowsText):
     def drops_last(self) -> bool:
         """Where the text predicts another token that is worth more, or the last one less than its verification."""
         depth, price = self._depth, self.verify[self._depth] - self.verify[self._depth - 1]
-        kept = self._all_accepted + self._tail.worth - price
+        wrong = self._all_before - self._all_accepted  # the chance that it is the first refused
+        kept = self._all_accepted + self._tail.worth - price - wrong * self._rollback[depth - 1]
         if self._before is not None:
-            wrong = self._all_before - self._all_accepted  # the chance that it is the first refused
-            other = self._tail_after(self._context[:-1], depth - 1, self._before, wrong)
+            other = self._tail_after(self._context[:-1], depth - 1, self._before, wrong, self._all_before)
             if other.worth > max(kept, 0.0):
                 self._tail = other
                 return True
@@ -158,24 +168,29 @@ class TwoSource(FollowsText):
         """Whether to draft one more token; notes the best tail if not."""
         depth = self._depth
         self._match = self.index.match(self._context[-MOST_MATCHED:])
-        self._tail = self._tail_after(self._context, depth, self._match, self._all_accepted)
+        self._tail = self._tail_after(self._context, depth, self._match, self._all_accepted, self._all_accepted)
         if depth == self.gamma_max:
             return False
-        chance = self._all_accepted * self.numbers.accepted_by_depth[depth]
-        worth = self.prices.worth_of_drafting(depth, chance)
+        worth = self.prices.worth_of_drafting(depth, self._all_accepted)
         return worth > max(0.0, self.numbers.tail_weight * self._tail.worth)
 
-    def _tail_after(self, context: list[int], depth: int, match: Match | None, chance: float) -> Tail:
+    def _tail_after(self, context: list[int], depth: int, match: Match | None, chance: float, reached: float) -> Tail:
+        """The best tail after ``depth`` tokens.
+
+        ``reached`` is the chance that these are accepted, ``chance`` that besides the first tail token may be right.
+        """
         tokens: list[int] = []
         prices, gained, best, length = self.verify, 0.0, 0.0, 0
         while match is not None and depth + len(tokens) < self.gamma_max:
             chance *= self.numbers.lookup.chance(match)
-            gained += chance
+            gained += chance - self._rollback[depth + len(tokens)] * (reached - chance)
+            reached = chance
             tokens.append(match.token)
             worth = gained - (prices[depth + len(tokens)] - prices[depth])
             if worth > best:
                 best, length = worth, len(tokens)
-            if worth + chance * (self.gamma_max - depth - len(tokens)) <= best:
+            at = depth + len(tokens)
+            if worth + chance * (self.gamma_max - at) + prices[at] - self._cheapest[at] <= best:
                 break  # not even if all that follow were accepted for nothing
             match = self.index.match([*context, *tokens][-MOST_MATCHED:])
         return Tail(tokens[:length], best)

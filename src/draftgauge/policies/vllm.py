@@ -55,8 +55,8 @@ class Depth:
 
 
 class LearnedChances:
-    """Chances that the tokens at ``gamma`` depths are accepted where those before them are, learned from the steps that
-    drafted: refitted after every ``refit`` of them, and ``ready`` after ``warm_up`` such rounds."""
+    """Chances that the tokens at ``gamma`` depths are accepted where those before them are, learned from steps that
+    drafted. They are refitted after every ``refit`` of these, and ``ready`` after ``warm_up`` such rounds."""
 
     def __init__(self, gamma: int, refit: int, warm_up: int) -> None:
         self._refit, self._warm_up, self._steps = refit, refit * warm_up, 0
@@ -85,14 +85,14 @@ class AdaptiveVerification(PolicyBase):
 
     vLLM, ``enable_adaptive_verification`` (docs/features/speculative_decoding/adaptive_verification.md;
     ``adaptive_verification.py`` and ``acceptance_estimator.py`` in vllm/v1/worker/gpu/spec_decode). A token's chance of
-    acceptance is a logistic function of the draft's top-2 logit margin, one for each depth, moved by a Newton step
-    every ``refit`` steps; during the first ``warm_up`` such rounds whole blocks of ``gamma`` tokens are verified, so
-    that the labels are not censored. Survival is the running product of the chances. What is learned carries over from
+    acceptance is a logistic function of the draft's top-2 logit margin, one for each depth. A Newton step moves it
+    every ``refit`` steps. In the first ``warm_up`` such rounds whole blocks of ``gamma`` tokens are verified, so that
+    the labels are not censored. Survival is the running product of the chances. What is learned carries over from
     prompt to prompt, as in a server.
 
     vLLM drafts every block whole and then picks the ``b`` with the most ``(1 + sum of survivals up to b) / seconds(b)``
-    to verify. Here what is drafted is verified, so the same score is followed token by token: drafting stops after the
-    first token that did not raise it. Seconds therefore include the drafting, which vLLM pays anyway.
+    to verify. Here all drafted tokens are verified, so drafting stops after the first token that did not raise that
+    score. Seconds therefore include the drafting, which vLLM pays anyway.
     """
 
     reads: ClassVar[Reads] = frozenset({SignalName.CONFIDENCE, SignalName.MARGIN})

@@ -55,8 +55,8 @@ UNSTAMPED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 @dataclass(frozen=True)
 class Line:
     """One line of a chart. ``low`` and ``high`` are the ends of intervals: a band, or bars where the points are not
-    ``joined``; the style is by the place in the chart if None.
-    """
+    ``joined``. The style is by the place in the chart if None. Only points at ``marked`` indices have a marker, all if
+    None."""
 
     label: str
     x: Sequence[float]
@@ -65,6 +65,7 @@ class Line:
     high: Sequence[float] = ()
     style: Series | None = field(default=None, kw_only=True)
     joined: bool = field(default=True, kw_only=True)
+    marked: Sequence[int] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def line_chart(
         for place, line in enumerate(lines):
             style = line.style or series(place)
             if line.joined:
-                axes.plot(line.x, line.y, label=line.label, **style.line)
+                axes.plot(line.x, line.y, label=line.label, markevery=line.marked, **style.line)
                 if len(line.low):
                     axes.fill_between(line.x, line.low, line.high, color=LIGHT[style.colour], alpha=0.14, linewidth=0)
             else:

@@ -14,6 +14,7 @@ from draftgauge.core.errors import TraceError
 from draftgauge.core.printable import speed
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.batch_rows import batch_rows, shown_rows
+from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, BOUNDS
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.policies.fitted import FITTED_SUFFIX
@@ -83,6 +84,7 @@ def render(runs: Sequence[JudgedRun], ranked: Sequence[Mapping[str, Any]] = ()) 
         "advice": [advise(run) for run in runs],
         "choices": _choices_chart(runs[0], lengths) if len(runs) == 1 else "",
         "acceptance": [(name, _acceptance_chart(run)) for name, run in told],
+        "by_context": [(name, _context_chart(run)) for name, run in told if len(acceptance_by_context(run.trace)) > 1],
         "min_positions": MIN_POSITIONS,
         "speed": [(name, [(task, speed_chart(run, task)) for task in run.tasks]) for name, run in told],
         "cost": [(name, run.cost, _cost_chart(run)) for name, run in told],
@@ -112,9 +114,9 @@ def render(runs: Sequence[JudgedRun], ranked: Sequence[Mapping[str, Any]] = ()) 
 def advise(run: JudgedRun) -> dict[str, Any]:
     """What the top of the page says of one compression.
 
-    ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of drafting one token over verifying one,
-    ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
-    each with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
+    ``gamma`` is the best fixed length that drafts. ``drafted_cost`` is that of drafting one token over verifying one,
+    ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts, each
+    with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
     """
     fixed = run.fixed()
     gamma = best_length(fixed, 1)
@@ -197,6 +199,15 @@ def _acceptance_chart(run: JudgedRun) -> Markup:
     return line_chart(f"acceptance-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
 
 
+def _context_chart(run: JudgedRun) -> Markup:
+    """Acceptance by depth, one line a range of context lengths."""
+    lines = [
+        Line(name, range(1, 1 + len(rates)), [100 * rate for rate in rates])
+        for name, rates in acceptance_by_context(run.trace).items()
+    ]
+    return line_chart(f"contexts-{run.name}", Axes("depth in the draft (tokens)", "accepted, %", (0, 102)), lines)
+
+
 def speed_chart(run: JudgedRun, task: str) -> Markup:
     """Speed over plain decoding against draft length: modelled, the rules at the tokens that they draft on average,
     with the hindsight optimum, and measured live.
@@ -230,14 +241,24 @@ def speed_chart(run: JudgedRun, task: str) -> Markup:
 def _cost_chart(run: JudgedRun) -> Markup:
     """Milliseconds of verifying and of drafting tokens by context, and of whole steps at the median one with a band."""
     cost, middle = run.cost, len(run.cost.contexts) // 2
+    known = cost.measured
+    timed, drafted = (
+        [place for place, count in enumerate(counts) if count] if known and counts else None
+        for counts in ((known.samples, known.drafts[1:]) if known else ((), ()))
+    )
     shown = dict.fromkeys((0, middle, len(cost.contexts) - 1))
     lines = [
-        Line(f"{what}, context {cost.contexts[row]}", range(1, len(seconds) + 1), [1e3 * each for each in seconds])
+        Line(
+            f"{what}, context {cost.contexts[row]}",
+            range(1, len(seconds) + 1),
+            [1e3 * each for each in seconds],
+            marked=marked,
+        )
         for row in shown
-        for what, seconds in (("verify k", cost.verify[row]), ("draft n", cost.draft[row][1:]))
+        for what, seconds, marked in (("verify k", cost.verify[row], timed), ("draft n", cost.draft[row][1:], drafted))
     ]
     whole = 1e3 * (np.asarray(cost.draft[middle]) + np.asarray(cost.verify[middle]))[1:]
-    apart = cost.measured.half_width if cost.measured else 0.0
+    apart = known.half_width if known else 0.0
     step = f"step of n, context {cost.contexts[middle]}"
     lines.append(Line(step, range(1, 1 + len(whole)), whole, whole * (1 - apart), whole * (1 + apart), style=STEP))
     return line_chart(f"cost-{run.name}", Axes("tokens, k or n", "milliseconds", (0, None)), lines)

@@ -116,6 +116,7 @@ def are_seconds(values: ArrayLike, positive: bool = False) -> bool:
 CostTable = tuple[tuple[float, ...], ...]
 
 VERSION = 3
+FAR = 1 << 20  # tokens of context that laws of costs are drawn to
 MAX_HALF_WIDTH = 0.15  # a step's interval wider than this: measured too briefly, or on a busy machine
 MAX_PLAIN_RATIO = 1.4  # plain decoding vs verifying one token, nearly the same pass; beyond this the machine was busy
 AGAIN = "run `draftgauge profile` again"
@@ -124,15 +125,20 @@ ARTEFACT = Artefact("draftgauge-costs", VERSION, "cost curve", AGAIN, error=Trac
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a cost curve was measured: timed steps of each draft length (``[G + 1]``, 0 where interpolated); half of the
-    95% interval of a whole step's seconds, as a share, of the length known worst; what was left out to keep the time
-    given.
+    """How a cost curve was measured.
+
+    Attributes:
+        samples: ``[G + 1]`` timed steps of each draft length, 0 where interpolated.
+        half_width: half of the 95% interval of a whole step's seconds, as a share, of the length known worst.
+        note: what was left out to keep the time given.
+        drafts: ``[G + 1]`` timed drafts of each length, fewer than steps where drafts were filled up; empty if unknown.
     """
 
     seconds: float
     samples: tuple[int, ...]
     half_width: float
     note: str = ""
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,8 @@ class CostCurve:
 
     Attributes:
         contexts: ``[C]`` context lengths in tokens, increasing.
-        verify: ``[C, G + 1]``; column ``k - 1`` is a step that verifies ``k`` tokens: the target's pass, reading off
-            its choices, rolling back, committing; all of a step but drafting.
+        verify: ``[C, G + 1]``; column ``k - 1`` is a step that verifies ``k`` tokens, without drafting: the target's
+            pass, reading off its choices, rolling back, committing.
         draft: ``[C, G + 1]``; column ``n`` is proposing ``n`` tokens (column 0 is 0).
         plain: ``[C]`` seconds of one step of plain decoding.
         compression, device, dtype: of the target that was measured.
@@ -154,11 +160,11 @@ class CostCurve:
         rollback: ``[K]`` what rolling recurrent states back takes where 1, 2, ... ``K`` tokens of a pass are kept and
             others are not; the last stands for all more. Empty of attention, whose cache is cropped.
         keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
-            does; drafters that read the target take in every committed token anew.
+            does. Drafters that read the target take in every committed token anew.
         vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty if not known.
         pair: fingerprints of target and drafter, ``engine``: of the target; empty if not known.
-        experts: of a mixture of experts, how many different ones a layer reads to verify 1, 2, ... tokens, in the mean;
-            empty of others, and where that was not counted.
+        experts: of a mixture of experts, how many different ones a layer reads on average to verify 1, 2, ... tokens;
+            empty where not counted.
     """
 
     contexts: tuple[int, ...]
@@ -192,8 +198,8 @@ class CostCurve:
     def step_seconds(
         self, gamma: Counts, context: Counts, reads: Reads = NO_SIGNALS, appended: Counts = 0
     ) -> NDArray[np.float64]:
-        """Seconds of a step: ``draft(gamma) + verify(gamma + appended + 1)``, and a wait for each drafted token where
-        the policy reads signals of drafted tokens; :meth:`catch_up_seconds` and :meth:`rollback_seconds` come on top.
+        """Seconds of a step: ``draft(gamma) + verify(gamma + appended + 1)``. A policy that reads signals of drafted
+        tokens waits for each of them. :meth:`catch_up_seconds` and :meth:`rollback_seconds` come on top.
 
         Args:
             gamma: draft lengths, 0..gamma_max, any shape.

@@ -67,9 +67,8 @@ class Datastore:
         return sum(len(output.tokens) for output in self.outputs)
 
     def with_outputs(self, outputs: Iterable[StoredOutput]) -> Datastore:
-        """With newer outputs, which take the place of earlier ones to the same prompts; the oldest ones that do not fit
-        are forgotten, and of one that does not fit alone the beginning.
-        """
+        """With newer outputs, which replace earlier ones to the same prompts. The oldest ones that do not fit are
+        forgotten; one that does not fit alone loses its beginning."""
         kept: dict[str, StoredOutput] = {}
         for output in (*self.outputs, *outputs):
             kept.pop(output.prompt, None)

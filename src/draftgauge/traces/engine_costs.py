@@ -13,7 +13,7 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
-from draftgauge.traces.costs import MAX_PLAIN_RATIO, BatchCosts, CostCurve, CostTable
+from draftgauge.traces.costs import FAR, MAX_PLAIN_RATIO, BatchCosts, CostCurve, CostTable, are_seconds
 
 FORMAT = "draftgauge engine costs"
 BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"
@@ -34,6 +34,8 @@ class EngineCosts:
         draft: ``[B][K + 1]``; column ``n`` is drafting ``n`` tokens for each sequence.
         drafted_by: "engine", or "draftgauge" where its proposer drafted: policies run only there.
         context: the length of the texts in tokens, 0 if not known.
+        context_seconds, draft_context_seconds: what a further token of one request's text costs a step, and a pass of
+            the drafter; 0 if not known. ``context_error`` is the largest deviation from such a law.
     """
 
     engine: str
@@ -43,6 +45,9 @@ class EngineCosts:
     draft: CostTable
     drafted_by: str = BY_ENGINE
     context: int = 0
+    context_seconds: float = 0.0
+    draft_context_seconds: float = 0.0
+    context_error: float = 0.0
     provenance: str = ""
     format: str = FORMAT
     version: int = 1
@@ -50,11 +55,14 @@ class EngineCosts:
     def curve(self, batch: int | None = None) -> CostCurve:
         """The cost curve at a batch size; of the smallest if None."""
         row = 0 if batch is None else self.batches.index(batch)
+        plain = min(self.plain[row], self.verify[row][0])  # it does no more than a step without drafts
+        contexts, texts = self._contexts(self.context, self.batches[row])
+        drafting = [self.draft_context_seconds * n for n in range(len(self.draft[row]))]
         return CostCurve(
-            contexts=(self.context,),
-            verify=(self.verify[row],),
-            draft=(self.draft[row],),
-            plain=(min(self.plain[row], self.verify[row][0]),),  # it does no more than a step without drafts
+            contexts=contexts,
+            verify=tuple(tuple(s + self.context_seconds * more for s in self.verify[row]) for more in texts),
+            draft=tuple(tuple(s + d * more for s, d in zip(self.draft[row], drafting, strict=True)) for more in texts),
+            plain=tuple(plain + self.context_seconds * more for more in texts),
             compression="",  # an engine may serve any checkpoint
             device=self.engine,
             dtype="",
@@ -63,9 +71,19 @@ class EngineCosts:
 
     def of_batches(self) -> BatchCosts:
         """What passes take in which requests draft and verify different numbers of tokens: by their mean."""
-        verify = tuple(((min(plain, row[0]), *row[1:]),) for plain, row in zip(self.plain, self.verify, strict=True))
-        draft = tuple(((max(row[-1] / max(1, len(row) - 1), 1e-9),),) for row in self.draft)
-        return BatchCosts(self.batches, (max(1, self.context),), verify, draft, (0.0,) * len(self.batches))
+        verify, draft = [], []
+        for batch, plain, row, drafted in zip(self.batches, self.plain, self.verify, self.draft, strict=True):
+            contexts, texts = self._contexts(max(1, self.context), batch)
+            steps, token = (min(plain, row[0]), *row[1:]), max(drafted[-1] / max(1, len(drafted) - 1), 1e-9)
+            verify.append(tuple(tuple(s + self.context_seconds * more for s in steps) for more in texts))
+            draft.append(tuple((token + self.draft_context_seconds * more,) for more in texts))
+        return BatchCosts(self.batches, contexts, tuple(verify), tuple(draft), (0.0,) * len(self.batches))
+
+    def _contexts(self, first: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Context lengths that costs are given at, and what texts they add up to beyond the first."""
+        if not (self.context_seconds or self.draft_context_seconds):
+            return (first,), (0,)
+        return (first, FAR), (0, (FAR - first) * batch)
 
     def validate(self) -> None:
         """Raise :class:`TraceError` naming the first field that cannot be."""
@@ -73,6 +91,10 @@ class EngineCosts:
             raise TraceError(f"format must be {FORMAT!r} and version 1, not {self.format!r} and {self.version}")
         if self.drafted_by not in (BY_ENGINE, BY_DRAFTGAUGE):
             raise TraceError(f"drafted_by must be {BY_ENGINE!r} or {BY_DRAFTGAUGE!r}, not {self.drafted_by!r}")
+        if not are_seconds([self.context_seconds, self.draft_context_seconds, self.context_error]):
+            raise TraceError("context_seconds, draft_context_seconds and context_error must be 0 or more")
+        if not 0 <= self.context < FAR:
+            raise TraceError(f"context must be a length in tokens from 0 to {FAR}, not {self.context}")
         rising = all(later > earlier for earlier, later in pairwise(self.batches))
         if not self.batches or self.batches[0] < 1 or not rising:
             raise TraceError(f"batches must be increasing numbers of sequences, at least one, not {list(self.batches)}")

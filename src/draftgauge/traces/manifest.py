@@ -32,8 +32,7 @@ MANIFEST = Artefact(
 @dataclass(frozen=True)
 class ModelEntry:
     """A model of the run: ``source`` as it was asked for, ``fingerprint`` of its files, ``family`` the ``model_type``
-    of its configuration, ``dtype`` of its activations, ``attention`` the kernels if they were asked for.
-    """
+    of its configuration. ``dtype`` is of its activations, ``attention`` the kernels if they were asked for."""
 
     source: str
     fingerprint: str

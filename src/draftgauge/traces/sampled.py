@@ -12,20 +12,20 @@ Two chances follow, which are not the same:
     survival     a = P(A | y) = min(1, q(y) / p(y))          once it is.
 
 What follows ``y`` does not depend on how it came. Hence, *given the whole output*, acceptances are independent coins
-with the chances ``a``, whatever the policy: a walk over the output with such coins is the live process given that
-output, and averaged over outputs it takes what live decoding takes on average.
+with the chances ``a``, whatever the policy. A walk over the output with such coins is the live process given that
+output. Averaged over outputs it takes what live decoding takes on average.
 
-Multiplying the ``b`` along the output is wrong: an accepted token has the law ``min(p, q) / b``, not ``p``, so the
-positions after it are those where the next acceptance is likelier. What holds is
+Multiplying the ``b`` along the output is wrong. An accepted token has the law ``min(p, q) / b``, not ``p``, so after it
+the next acceptance is likelier. What holds is
 
     P(k tokens accepted from s on) = E[a(s) ... a(s + k - 2) b(s + k - 1)] = E[a(s) ... a(s + k - 1)],
 
-the first with less variance. So walks use ``a``; rates by depth and the labels that a hazard is fitted to use ``b``,
+the first with less variance. So walks use ``a``. Rates by depth and the labels that a hazard is fitted to use ``b``,
 weighted with the product of the ``a`` before it (:func:`path_chances`).
 
 A policy that reads signals also sees the tokens drafted *after* a refused one, which no output shows. A refused token
-has the law ``norm(max(q - p, 0))``, independent of the token committed in its place, so one *refused draft* a position
-is recorded: a draft from ``s`` refused at depth ``j`` is the output's tokens ``s .. s + j - 2``, then the refused draft
+has the law ``norm(max(q - p, 0))``, independent of the token committed in its place. So one *refused draft* a position
+is recorded. A draft from ``s`` refused at depth ``j`` is the output's tokens ``s .. s + j - 2``, then the refused draft
 of position ``s + j - 1``.
 """
 
@@ -91,9 +91,9 @@ def along_path(values: NDArray[Any], offsets: NDArray[np.int64], depths: int) ->
 
 
 def path_chances(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The chance that all tokens before a depth are accepted, and that the one drafted there is, given that: ``[P, G]``
-    each from every position along the output, depth 1 first; 0 or 1 of a greedy trace, NaN where nothing was drafted.
-    """
+    """The chance that all tokens before a depth are accepted, and that the one drafted there is, given that. Each is
+    ``[P, G]`` from every position along the output, depth 1 first. A greedy trace has 0 or 1, NaN where nothing was
+    drafted."""
     inside, depth = _inside(trace.offsets, trace.gamma_max), np.arange(trace.gamma_max)
     if trace.sampled is None:
         accepted = trace.accepted[:, None]

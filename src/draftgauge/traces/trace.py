@@ -2,7 +2,7 @@
 
 Position ``p`` of a prompt stands for the state in which ``p`` output tokens are committed. A step that starts there
 drafts ``d_1 .. d_g``; the target verifies them with ``g + 1`` positions and commits the accepted ones and one more of
-its own. Greedy output does not depend on the draft lengths, so any policy can be replayed exactly; sampled output does
+its own. Greedy output does not depend on the draft lengths, so any policy can be replayed exactly. Sampled output does
 not depend on them in law, so any policy can be replayed in expectation (:mod:`draftgauge.traces.sampled`).
 """
 
@@ -25,11 +25,10 @@ FINISHES = ("length", "stop")
 
 @dataclass(frozen=True)
 class PromptInfo:
-    """One recorded prompt: ``index`` is its position in the prompt file, ``identifier`` the file's own id or the index,
-    ``split`` "train", "validation", "test" or "", ``output_tokens`` is ``N``, at least 1, ``finish`` "length" (the
-    limit was reached) or "stop" (an end token is the last of the output), ``prompt_token`` the prompt's token ids, for
-    policies that read the text.
-    """
+    """One recorded prompt. ``index`` is its position in the prompt file, ``identifier`` the file's own id or the index,
+    ``split`` "train", "validation", "test" or "". ``output_tokens`` is ``N``, at least 1. ``finish`` is "length" (the
+    limit was reached) or "stop" (the output ends with an end token). ``prompt_token`` has the prompt's token ids, for
+    policies that read the text."""
 
     index: int
     identifier: str

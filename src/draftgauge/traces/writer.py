@@ -26,7 +26,7 @@ class TraceWriter:
     """Records prompts into a run folder; use it as a context manager.
 
     Every ``shard_prompts`` prompts become one file. Leaving the context writes what is still in memory, also after an
-    error or Ctrl-C; left without an error and with as many prompts as the manifest names, the trace is complete.
+    error or Ctrl-C. Left without an error and with as many prompts as the manifest names, the trace is complete.
 
     Opening a folder that holds the same run (equal fingerprints) continues it: the prompts in ``done`` need not be
     recorded again. Damaged shards are removed with a warning, so that their prompts are recorded again.

@@ -1,7 +1,7 @@
 """The processes of one training: each takes its part of every step, and gradients are added up before every update.
 
-There is one process a device, as torchrun starts them: on one machine or on several, with the environment variables
-``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
+There is one process a device, as torchrun starts them, on one machine or on several. Each reads ``RANK``,
+``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the environment.
 """
 
 from __future__ import annotations

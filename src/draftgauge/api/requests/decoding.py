@@ -82,7 +82,7 @@ class RankRequest:
     target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
     compression: Compression = option(
-        UNCOMPRESSED, help="how the target is compressed: uncompressed, fp32, fp16, bf16, int8 or nf4."
+        UNCOMPRESSED, help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, nf4 or int4."
     )
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
@@ -105,6 +105,22 @@ class RankRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompareRequest:
+    """Put recorded runs of the same prompts side by side in tokens a second, with quality and memory, and say which to
+    deploy.
+    """
+
+    folders: tuple[Path, ...] = option(positional=True, help="recorded runs, or folders of runs.")
+    bench: tuple[Path, ...] = option(
+        (), repeated=True, help="JSON of 'draftgauge bench' on one of them, for live figures; RUN/bench.json is read."
+    )
+    judged: JudgedSpec = JudgedSpec()
+
+    def __post_init__(self) -> None:
+        check_each_once("run", self.folders)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorRequest:
     """Find out why a drafter is hardly accepted or no faster: of a recorded run, of a pair, or from a running engine's
     counters.
@@ -112,6 +128,8 @@ class DoctorRequest:
 
     folder: Path | None = option(None, positional=True, help="a recorded run; else name the pair, or --url.")
     url: str | None = option(None, help="a running engine, or a file with the text of its /metrics.")
+    against: str | None = option(None, help="a server of the same model without drafting, to compare answers with.")
+    samples: int = option(100, help="short answers that --against samples for a prompt in each server.")
     server: str | None = option(None, help="the engine of --url or --costs, e.g. vllm or llama-server.")
     costs_file: Path | None = option(None, name="--costs", help="JSON of what a step costs in the engine.")
     pair: PairSpec = PairSpec()
@@ -126,6 +144,9 @@ class DoctorRequest:
     def __post_init__(self) -> None:
         if len(self.pair.compression) > 1:
             raise DraftgaugeError("a pair is looked at in one compression of the target: name one")
+        at_least_one(self, "samples")
+        if self.against is not None and self.url is None:
+            raise DraftgaugeError("--against is compared with a server that drafts: name that with --url")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,9 +280,8 @@ class ReportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseRequest:
-    """Say whether to speculate in an engine, with which length or rule and which flags, from a recorded run or from
-    what a running server counts.
-    """
+    """Say whether to speculate in an engine, and with which length, rule and flags, from a recorded run or a running
+    server's counts."""
 
     folder: Path | None = option(None, positional=True, help="a recorded run; or else --url or --requests.")
     engine: str = option(

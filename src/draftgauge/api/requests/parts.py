@@ -36,7 +36,7 @@ class TokenizerSpec(CodeSpec):
 class TargetLoadSpec(TokenizerSpec):
     """How a target is loaded."""
 
-    engine: str = option("auto", help="'lean', 'static', 'modules', 'gguf' or 'gguf-fast' (docs/engines.md).")
+    engine: str = option("auto", help="'lean', 'static', 'modules', 'gguf', 'openvino' (docs/engines.md).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,8 @@ class PairSpec:
         "DSpark checkpoint, or 'lookup'; 'reference' if left out.",
     )
     compression: tuple[Compression, ...] = option(
-        (UNCOMPRESSED,), help="of the target: uncompressed, fp32, fp16, bf16, int8 or nf4, or several with commas."
+        (UNCOMPRESSED,),
+        help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, nf4, int4, or several with commas.",
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()

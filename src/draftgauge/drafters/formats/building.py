@@ -15,20 +15,28 @@ from torch import Tensor
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.decoder import DrafterNet, Weights
 from draftgauge.drafters.formats.dflash import DFlashLayout, DFlashNet
+from draftgauge.drafters.formats.dflash2 import DFlash2Layout, DFlash2Net
 from draftgauge.drafters.formats.dspark import DSparkLayout, DSparkNet
 from draftgauge.drafters.formats.eagle3 import Eagle3Layout, Eagle3Net
 from draftgauge.drafters.formats.files import read_tensors
-from draftgauge.drafters.formats.layout import DRAFTED, EMBEDDING, FUSE, HEAD, TO_TARGET, Layout
-from draftgauge.drafters.formats.settings import Settings
+from draftgauge.drafters.formats.layout import DRAFTED, EMBEDDING, FUSE, HEAD, MASK_STATE, TO_TARGET, Layout
+from draftgauge.drafters.formats.peagle import PEagleLayout, PEagleNet
+from draftgauge.drafters.formats.settings import MASKS, Settings
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_rules import specforge_taps
 
 FORMATS = (
-    "EAGLE-3 (SafeAILab, SGLang, DeepSpec, speculators) and DFlash or DSpark (z-lab, SpecForge, DeepSpec, speculators)"
+    "EAGLE-3 and P-EAGLE (SafeAILab, SGLang, DeepSpec, speculators), DFlash, DFlash2 and DSpark (z-lab, SpecForge, "
+    "DeepSpec, speculators)"
 )
-LAYOUTS: dict[str, type[Eagle3Layout | DFlashLayout]] = {"eagle3": Eagle3Layout, "dflash": DFlashLayout}
-LAYOUTS["dspark"] = DSparkLayout
-NETS: dict[str, type[DrafterNet]] = {"eagle3": Eagle3Net, "dflash": DFlashNet, "dspark": DSparkNet}
+FAMILIES: dict[str, tuple[type[Eagle3Layout | DFlashLayout], type[DrafterNet]]] = {
+    "eagle3": (Eagle3Layout, Eagle3Net),
+    "peagle": (PEagleLayout, PEagleNet),
+    "dflash": (DFlashLayout, DFlashNet),
+    "dflash2": (DFlash2Layout, DFlash2Net),
+    "dspark": (DSparkLayout, DSparkNet),
+}
+_BLOCKS = ("dflash", "dflash2", "dspark")
 PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that need no scales
 SHOWN = 6  # names that a message lists
 _UNUSED = ("verifier_", "rotary_emb.")  # of training, and tables that are computed
@@ -39,13 +47,15 @@ def read_layout(config: Mapping[str, Any], where: str) -> Layout:
     decoder, nested = config.get("transformer_layer_config") or config, config.get("dflash_config") or {}
     reader, kind = Settings(config, decoder, nested, where), config.get("speculators_model_type")
     names = " ".join(config.get("architectures") or ()).lower()
-    if kind in LAYOUTS:
-        return LAYOUTS[str(kind)].read(reader)
-    if kind is None and any(f"{name}draftmodel" in names or f"{name}model" in names for name in ("dflash", "dspark")):
-        of_dspark = "dspark" in names or "markov_rank" in nested or reader.get("projector_type") == "dspark"
-        return LAYOUTS["dspark" if of_dspark else "dflash"].read(reader)
-    if kind is None and ("eagle3" in names or not any(name in names for name in ("eagle", "dflash", "dspark"))):
-        return Eagle3Layout.read(reader)
+    block = next((name for name in _BLOCKS if f"{name}draftmodel" in names or f"{name}model" in names), None)
+    if kind in FAMILIES:
+        return FAMILIES[str(kind)][0].read(reader)
+    if kind is None and block is not None:
+        of_dspark = block != "dflash2" and ("markov_rank" in nested or reader.get("projector_type") == "dspark")
+        return FAMILIES["dspark" if of_dspark else block][0].read(reader)
+    if kind is None and ("eagle3" in names or "peagle" in names or not any(n in names for n in ("eagle", *_BLOCKS))):
+        parallel = "peagle" in names or any(reader.get(name) is not None for name in MASKS)
+        return FAMILIES["peagle" if parallel else "eagle3"][0].read(reader)
     own_code = "; its own Python code (auto_map) is not run" if "auto_map" in config else ""
     raise ModelError(
         f"{where} is a drafter of a format that is not read here (speculators_model_type {kind!r}, architectures "
@@ -57,7 +67,7 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     """Load a drafter for a target, onto its device and in the dtype of its activations."""
     if target.module is None:
         raise ModelError(
-            f"{source} reads its target's hidden states, and a GGUF target shows none: name the model that it was "
+            f"{source} reads its target's hidden states, which a GGUF or OpenVINO target hides: name the model it was "
             "converted from, or draft with a language model or prompt_lookup"
         )
     text = target.module.config.get_text_config()
@@ -80,7 +90,7 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     # of a target on several devices the head may lie on another one than the states
     head = held[HEAD] if HEAD in held else target.module.get_output_embeddings().weight.detach().to(device)
     weights, to_target = Weights(held, layout.decoder), None if ids is None else ids.to(device)
-    return NETS[layout.family](layout, weights, embed, head, to_target)
+    return FAMILIES[layout.family][1](layout, weights, embed, head, to_target)
 
 
 def check_target(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor], target: CachedModel) -> None:
@@ -150,7 +160,7 @@ def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if plain in named:
             raise ModelError(f"{plain} is there twice, under two names: the checkpoint was put together of two")
         if not plain.startswith(_UNUSED) and not plain.endswith("rotary_emb.inv_freq"):
-            named[plain] = tensor
+            named[plain] = tensor.flatten() if plain == MASK_STATE else tensor
     return named
 
 

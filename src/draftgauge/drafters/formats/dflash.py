@@ -1,12 +1,12 @@
 """DFlash (arXiv 2602.06036), which drafts a block in one pass: checkpoints read and run, trained drafters written.
 
-The keys and values of the committed text are made of the target's fused hidden states, those of the block of its
+Keys and values of the committed text come from the target's fused hidden states. Those of the block come from its
 tokens: the last committed one and masks. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
 
-Read are the flat configurations of ``z-lab/dflash``, SpecForge and DeepSpec, and that of speculators. It is the last
-that is written, as vLLM loads it: a block-wise ``hidden`` drafter that was trained with a mask token is this network,
-so weights are renamed and none is changed. Embedding and head are the target's; of the head the rows of a draft
-vocabulary are written.
+It reads the flat configurations of ``z-lab/dflash``, SpecForge and DeepSpec, and that of speculators, and writes the
+last, as vLLM loads it. A block-wise ``hidden`` drafter trained with a mask token is this network, so weights are
+renamed and none is changed. Embedding and head are the target's; of the head the rows of a draft vocabulary are
+written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.anchors import AnchorCache, Places
 from draftgauge.drafters.formats import writing
-from draftgauge.drafters.formats.decoder import DrafterNet
+from draftgauge.drafters.formats.decoder import DrafterNet, Weights
 from draftgauge.drafters.formats.layout import Layout, Shapes, read_windows, shared
 from draftgauge.drafters.formats.settings import Settings
 from draftgauge.drafters.reuse.blockwise import block_attention
@@ -41,7 +41,6 @@ _OF_LAYER = {
     "mlp_norm": "post_attention_layernorm",
     "mlp.down": "mlp.down_proj",
 }
-_FROM_ANCHOR = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")  # of speculators, DeepSpec, Domino
 _READ = ("causal", "is_causal", "input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 
 
@@ -61,6 +60,8 @@ class DFlashLayout(Layout):
     """
 
     predicts_at_anchor: ClassVar[bool] = False  # where nothing is said
+    read_too: ClassVar[tuple[str, ...]] = ()  # settings of a family's own
+    free_windows: ClassVar[bool] = False  # layers with a window are not causal where nothing is said
 
     block: int = 0
     mask_token: int = 0
@@ -78,42 +79,28 @@ class DFlashLayout(Layout):
 
     @classmethod
     def fields_of(cls, reader: Settings, family: str) -> dict[str, Any]:
-        reader.check_known("block", _READ)
+        reader.check_known("block", (*_READ, *cls.read_too))
         fields = shared(reader, family)
         if not fields["taps"]:
             raise ModelError(f"{reader.where} names no target layers (target_layer_ids, aux_hidden_state_layer_ids)")
-        windows, block = read_windows(reader, fields["decoder"].layers), reader.integer("block_size", least=2)
-        mask, vocabulary = reader.integer("mask_token_id", least=0), fields["decoder"].vocabulary
-        if mask >= vocabulary:
-            reader.refuse(f"mask_token_id {mask} is not among {vocabulary} tokens")
+        windows = read_windows(reader, fields["decoder"].layers)
+        block, from_anchor = reader.block(cls.predicts_at_anchor)
+        of_speculators = "speculators_model_type" in reader.config
         # as vLLM, SGLang and SpecForge decide: what is said holds for all layers, else those with a window are causal
-        said, free = reader.spelled(("is_causal", "causal")), reader.flag("sliding_window_non_causal")
+        said = reader.spelled(("is_causal", "causal"))
+        free = reader.flag("sliding_window_non_causal", cls.free_windows and of_speculators)
         return {
             **fields,
             "block": block,
-            "mask_token": mask,
-            "from_anchor": cls._reads_from_anchor(reader, block),
+            "mask_token": reader.mask_token(fields["decoder"].vocabulary),
+            "from_anchor": from_anchor,
             "windows": windows,
-            "window_from_anchor": "speculators_model_type" in reader.config,
+            "window_from_anchor": of_speculators,
             "causal": tuple(window is not None and not free if said is None else said for window in windows),
             "embedding_scale": reader.number("input_embedding_scale", 1.0),
             "logit_scale": reader.number("output_multiplier", 1.0),
             "softcap": reader.number("final_logit_softcapping", 0.0),
         }
-
-    @classmethod
-    def _reads_from_anchor(cls, reader: Settings, block: int) -> bool:
-        """A field says so; else the tokens that are proposed of a block; else how the family is trained."""
-        said, tokens = reader.spelled(_FROM_ANCHOR), reader.proposed()
-        places = block if said is not False else block - 1
-        if tokens is not None and tokens > places:
-            reader.refuse(
-                f"speculative_tokens {tokens} contradicts block_size {block}, of which {places} places "
-                "predict: keep the right one"
-            )
-        if said is None and tokens is not None and tokens >= block - 1:
-            return tokens == block
-        return cls.predicts_at_anchor if said is None else said
 
     @property
     def longest(self) -> int:
@@ -157,14 +144,19 @@ class DFlashNet(DrafterNet):
         states = self._embed(torch.cat((tokens[:, None], masks), 1)) * layout.embedding_scale
         place = torch.arange(layout.block, device=tokens.device)
         for number, layer in enumerate(self._layers):
-            entering = layer.norm("input_layernorm", states)
+            entering, leave = self._around(layer, "attention", layer.norm("input_layernorm", states))
             queries, own = layer.queries(entering, tables), layer.keys_values(entering, tables)
             unseen = self._unseen(positions, cache.capacity, layout.windows[number])
             behind = place > place[:, None] if layout.causal[number] else None
             mixed = block_attention(queries, [cache.pairs[number]], own, unseen[:, None], layout.block, behind)
-            states = states + layer.linear("self_attn.o_proj", mixed.transpose(1, 2).flatten(2))
-            states = states + layer.swiglu(layer.norm("post_attention_layernorm", states))
+            states = states + leave(layer.linear("self_attn.o_proj", mixed.transpose(1, 2).flatten(2)))
+            entering, leave = self._around(layer, "mlp", layer.norm("post_attention_layernorm", states))
+            states = states + leave(layer.swiglu(entering))
         return self.weights.norm("norm", states)
+
+    def _around(self, layer: Weights, part: str, normed: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """What a part of a layer takes in of its normed states ``[R, B, H]``, and what becomes of its output."""
+        return normed, lambda output: output
 
     def _unseen(self, positions: Tensor, capacity: int, reach: int | None) -> Tensor:
         """``[R, B, C]`` true for places of the cache that one of a block does not see: of later rows or of none, or

@@ -1,11 +1,11 @@
 """EAGLE-3 (Li et al. 2025, arXiv 2503.01840): checkpoints as published, read and run, and trained drafters written.
 
-Its first layer takes in a token's embedding beside a state: the target's fused hidden states at the first token of a
-draft, its own output after that. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
+Its first layer takes in a token's embedding beside a state. That is the target's fused hidden states at the first token
+of a draft, its own output after that. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
 
-Read are SafeAILab's and SGLang's flat configuration (https://github.com/SafeAILab/EAGLE, ``sgl-project/SpecForge``,
-``deepseek-ai/DeepSpec``) and that of speculators. What is written vLLM, SGLang, speculators and (trained for it)
-llama.cpp load: a ``hidden`` drafter's weights are renamed and none is changed. Queries, keys and values read
+It reads SafeAILab's and SGLang's flat configuration (https://github.com/SafeAILab/EAGLE, ``sgl-project/SpecForge``,
+``deepseek-ai/DeepSpec``) and that of speculators. What is written loads in vLLM, SGLang, speculators and (trained for
+it) llama.cpp: a ``hidden`` drafter's weights, renamed and unchanged. Queries, keys and values read
 ``[embedding; state]`` side by side, which are two linears there whose outputs are added.
 """
 
@@ -60,13 +60,16 @@ class Eagle3Layout(Layout):
 
     @classmethod
     def read(cls, reader: Settings) -> Eagle3Layout:
+        return cls(**cls.fields_of(reader, "eagle3"))
+
+    @classmethod
+    def fields_of(cls, reader: Settings, family: str) -> dict[str, Any]:
         reader.check_known("EAGLE-3", ())
-        fields = shared(reader, "eagle3", plain="speculators_model_type" not in reader.config)
+        fields = shared(reader, family, plain="speculators_model_type" not in reader.config)
         if any(read_windows(reader, fields["decoder"].layers)):
             reader.refuse("EAGLE-3 drafters with sliding-window attention are not run here")
         fields["taps"] = tuple(sorted(fields["taps"]))  # engines hand them over in ascending order, whatever is listed
-        fields |= {norm: reader.flag(norm) for norm in _NORMS}
-        return cls(**fields)
+        return fields | {norm: reader.flag(norm) for norm in _NORMS}
 
     def takes_token(self, layer: int, found: Collection[str]) -> bool:
         return layer == 0 or f"layers.{layer}.hidden_norm.weight" in found
@@ -113,12 +116,15 @@ class Eagle3Net(DrafterNet):
             shared = cache.view(layer, cache.length if many else cache.capacity)
             return joint_attention(heads.queries[None], shared, (), many, unseen)[0]
 
+        return self._run(tokens, self._fuse(hidden), window(places.tables, 0, len(tokens)), attend)
+
+    def _fuse(self, hidden: Tensor) -> Tensor:
+        """``[n, S, H]`` to ``[n, H]``."""
         weights, hidden = self.weights, hidden.to(self._head.dtype)
         if self.layout.fc_norm:
             hidden = torch.stack([weights.norm(f"fc_norm.{tap}", part) for tap, part in enumerate(hidden.unbind(1))], 1)
         joined = hidden.flatten(1)
-        fused = weights.linear("fc", weights.norm("input_norm", joined) if self.layout.norm_before_fc else joined)
-        return self._run(tokens, fused, window(places.tables, 0, len(tokens)), attend)
+        return weights.linear("fc", weights.norm("input_norm", joined) if self.layout.norm_before_fc else joined)
 
     @torch.inference_mode()
     def run(self, cache: AnchorCache, chain: Eagle3Chain, tokens: Tensor) -> tuple[Tensor, Eagle3Chain]:

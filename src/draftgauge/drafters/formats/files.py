@@ -25,7 +25,11 @@ MASK = "mask_embedding.pt"  # what DFlash checkpoints put in place of the target
 
 
 def is_checkpoint(source: str | Path) -> bool:
-    return _file(source, CONFIG) is not None and is_drafter_checkpoint(read_config(source))
+    return has_config(source) and is_drafter_checkpoint(read_config(source))
+
+
+def has_config(source: str | Path) -> bool:
+    return _file(source, CONFIG) is not None
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
@@ -95,7 +99,8 @@ def checkpoint_fingerprint(source: str | Path) -> str:
 
 def _file(source: str | Path, name: str) -> Path | None:
     """A file of a folder, or of a repository of the hub, downloaded if need be; None if there is none."""
-    folder = Path(resolve_source(source))  # of the bundled models by their names
+    source = resolve_source(source)  # of the bundled models by their names
+    folder = Path(source)
     if folder.is_dir():
         check_pointers(folder)
         return folder / name if (folder / name).is_file() else None

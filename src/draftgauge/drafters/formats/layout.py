@@ -1,7 +1,7 @@
 """What a checkpoint's ``config.json`` says, whichever tool wrote it, and the weights that go with it.
 
-Tapped layers are counted in two ways: in lists named ``target_layer_ids`` (and in SGLang's ``eagle_config``) ``i`` is
-the output of decoder layer ``i``; in those named ``*aux_hidden_state_layer_ids`` it is what enters layer ``i``, one
+Tapped layers are counted in two ways. In lists named ``target_layer_ids`` (and in SGLang's ``eagle_config``) ``i`` is
+the output of decoder layer ``i``. In those named ``*aux_hidden_state_layer_ids`` it is what enters layer ``i``, one
 layer below.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from draftgauge.drafters.formats.settings import Settings
 
 FUSE, EMBEDDING, HEAD = "fc.weight", "embed_tokens.weight", "lm_head.weight"
+MASK_STATE = "mask_hidden"  # what stands for the target's states at a mask
 TO_TARGET, DRAFTED = "d2t", "t2d"  # offsets of the target's ids from the draft's; which of the target's are drafted
 _BIASES = {"self_attn": "attention_bias", "mlp": "mlp_bias"}
 _LINEARS = {  # of a layer, and what each gives and takes in
@@ -83,9 +84,9 @@ class Layout:
     """What every checkpoint has.
 
     Attributes:
-        family: "eagle3", "dflash" or "dspark".
-        taps: target decoder layers whose outputs are read, from 0, in the order that ``fc`` takes them; empty where the
-            configuration leaves them to the target's number of layers.
+        family: "eagle3", "peagle", "dflash", "dflash2" or "dspark".
+        taps: target decoder layers whose outputs are read, from 0, in the order of ``fc``; empty where the target's
+            number of layers decides.
         target_layers: of the target it was made for; None where it does not say.
     """
 

@@ -18,10 +18,12 @@ _OF_ROPE = _NUMBERS | {"rope_theta", "rope_type", "type", "truncate", "short_fac
 _OF_ROPE |= {"mrope_section", "mrope_interleaved"}  # of images alone
 _TELLING = re.compile(  # what the names of settings that change attention, positions or scales hold
     "rope|rotary|neox|interleav|original_max|window|swa|sliding|sink|causal|bidirectional|attention_chunk|alibi|scal"
-    "|multiplier|softcap|aux_hidden_state$|projector_type"
+    "|multiplier|softcap|aux_hidden_state$|projector_type|^conv_|selector|refiner|lattice|beam"
 )
 _ONES = "partial_rotary_factor rotary_pct embedding_multiplier residual_multiplier logits_scaling rope_is_neox_style"
 _ONES += " is_neox_style use_aux_hidden_state causal is_causal input_embedding_scale output_multiplier"
+_FROM_ANCHOR = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")  # of speculators, DeepSpec, Domino
+MASKS = ("mask_token_id", "ptd_token_id", "pard_token", "dspark_noise_token_id")  # of speculators, AWS, AMD, DeepSeek
 # values with which such a setting changes nothing, where those are not empty
 _NEUTRAL: dict[str, tuple[Any, ...]] = dict.fromkeys(_ONES.split(), (1,)) | {"projector_type": ("dflash", "dspark")}
 
@@ -100,6 +102,32 @@ class Settings(NamedTuple):
         if not all(type(count) is int and count > 0 for count in counts):
             self.refuse(f"each of proposal_methods must give a number of speculative_tokens, not {methods!r}")
         return max(counts, default=None)
+
+    def block(self, at_anchor: bool, usual: int | None = None) -> tuple[int, bool]:
+        """Places of a block, and whether its first, of the last committed token, predicts the token after that one.
+
+        A field says so; else the tokens that are proposed of a block; else how the family is trained (``at_anchor``).
+        ``usual`` are the places where neither a size nor proposed tokens are given, of families that need no size.
+        """
+        said, tokens = self.spelled(_FROM_ANCHOR), self.proposed()
+        block = self.integer("block_size", usual and (tokens or usual), least=2)
+        places = block if said is not False else block - 1
+        if tokens is not None and tokens > places:
+            self.refuse(
+                f"speculative_tokens {tokens} contradicts block_size {block}, of which {places} places "
+                "predict: keep the right one"
+            )
+        if said is None and tokens is not None and tokens >= block - 1 and not usual:
+            return block, tokens == block
+        return block, at_anchor if said is None else said
+
+    def mask_token(self, vocabulary: int) -> int:
+        """The token that fills the places of a block, by any of its names."""
+        said = {name: self.integer(name, least=0) for name in MASKS if self.get(name) is not None}
+        if len(set(said.values())) > 1:
+            self.refuse(f"{' and '.join(said)} contradict each other: keep the right one")
+        mask = next(iter(said.values())) if said else self.integer(MASKS[0], least=0)
+        return mask if mask < vocabulary else self.refuse(f"{min(said)} {mask} is not among {vocabulary} tokens")
 
     def check_known(self, kind: str, read: Sequence[str]) -> None:
         """Refuse settings beside those that are ``read`` that change what a drafter of this kind computes."""

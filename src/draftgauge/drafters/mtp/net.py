@@ -55,11 +55,9 @@ class MtpCache(AnchorCache):
         last: ``[D, H]`` the states of every head at the last place.
     """
 
-    spare = DEEPEST + 1
-
     def __init__(self, shapes: list[tuple[Tensor, Tensor]], like: Tensor, heads: int) -> None:
         nothing = like.new_empty(0)
-        super().__init__((), 0, like, lambda length, like: (nothing, nothing))
+        super().__init__((), 0, like, lambda length, like: (nothing, nothing), DEEPEST + 1)
         self._none = self.pairs = shapes
         self.last = like.new_zeros(heads, like.shape[0])
 

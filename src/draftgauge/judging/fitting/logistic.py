@@ -44,8 +44,7 @@ def judged_tokens(trace: Trace) -> NDArray[np.bool_]:
 
 def accepted_by_depth(traces: Sequence[Trace]) -> tuple[float, ...]:
     """``[gamma_max]`` how often the token at each depth was accepted where those before it were, smoothed by one of
-    each outcome; next to never at depths that no draft reached, as past the end of a block.
-    """
+    each outcome. It is next to never at depths that no draft reached, as past the end of a block."""
     judged = sum(judged_tokens(trace).sum(axis=0) for trace in traces)
     depth = np.arange(1, traces[0].gamma_max + 1)
     accepted = sum((judged_tokens(trace) & (depth <= trace.accepted[:, None])).sum(axis=0) for trace in traces)

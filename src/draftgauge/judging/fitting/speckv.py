@@ -27,9 +27,9 @@ Floats = NDArray[np.float64]
 def fit_speckv(traces: Sequence[Trace], costs: Sequence[CostCurve] = (), seed: int = 0) -> FittedPolicy:
     """Fit the network: one hidden layer of 16 ReLU units, squared error on the acceptance rate, features as they are.
 
-    As published, every text is walked with each fixed candidate length; the steps of these walks are the samples, with
-    the signals of the step before. A trace also knows what the other candidates would have got at each step, so each
-    gives a row for every candidate.
+    As published, every text is walked with each fixed candidate length. The steps of these walks are the samples, with
+    the signals of the step before. A trace also knows what other candidates would have got, so each step gives a row
+    for every candidate.
     """
     gamma_max = common_gamma_max(traces)
     if gamma_max < CANDIDATES[1]:

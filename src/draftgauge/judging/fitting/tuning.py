@@ -1,8 +1,8 @@
 """Policies with their own parameters tuned: the point of each policy's grid that is fastest on training prompts.
 
-A policy that was fitted to a pair must not be compared with rivals at defaults that their authors chose for other
-pairs. So every policy with a grid (stated in its file, see :func:`~draftgauge.policies.registry.register_policy`) is
-replayed on the training prompts at every point of it, for one cost curve, and the fastest point is compared.
+A fitted policy must not be compared with rivals at defaults that their authors chose for other pairs. So the training
+prompts are replayed at every point of each policy's grid (:func:`~draftgauge.policies.registry.register_policy`), for
+one cost curve. The fastest point is compared.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ TAIL_WEIGHTS = (0.0, 0.3, 1.0)
 
 
 def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
-    """Fit the chances of drafted and of looked-up tokens, and by the speed that the rule reaches ``tail_weight``, and
-    whether to draft at all: a drafter that is not worth its time is never asked, as none of its tokens counts on.
+    """Fit the chances of drafted and looked-up tokens, then, by the speed that the rule reaches, ``tail_weight`` and
+    whether to draft at all. A drafter that is not worth its time is never asked, as none of its tokens counts on.
 
     Args:
         traces: dense and greedy, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
@@ -60,8 +60,8 @@ def fit_two_source(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: in
 
 
 def replay_fitted(design: Design, costs: CostCurve) -> Replay:
-    """The rule of two sources fitted to a drafter on the training prompts of a design; where there are none, on every
-    other conversation of a task for those between, and the other way round.
+    """The rule of two sources fitted to a drafter on the training prompts of a design. Where there are none, each half
+    of a task's conversations is judged by the fit on the other, alternating.
 
     Raises:
         TraceError: for fewer than 8 prompts to fit on, sampled ones, or texts in which nothing is looked up.
@@ -96,9 +96,9 @@ def _scaled(
 
 
 def _examples(trace: Trace) -> tuple[Floats, Floats]:
-    """Of every position the drafted tokens up to the first wrong one ``[n, 4]``: logit of confidence, whether a match
-    agrees and disagrees, whether it was accepted; and after each accepted draft the looked-up ones up to the first that
-    is wrong ``[m, 4]``: :func:`~draftgauge.policies.two_source.lookup_terms`, whether they were the output's."""
+    """Drafted and looked-up tokens of every position, each sort up to the first wrong one. Drafted ``[n, 4]``: logit of
+    confidence, whether a match agrees and disagrees, whether it was accepted. Looked up after each accepted draft
+    ``[m, 4]``: :func:`~draftgauge.policies.two_source.lookup_terms`, whether it was the output's."""
     check_prompt_tokens(trace)
     drafted, looked_up = array("d"), array("d")  # rows of four, one after the other
     caps, index = draft_caps(trace).tolist(), NgramIndex()

@@ -1,10 +1,10 @@
 """Intervals over prompts and seeds at once, for counts of reached and accepted drafts; no torch.
 
-Every training seed is evaluated on the same prompts, so seeds and prompts are crossed. A resample draws seeds and
-prompts independently, with replacement, and weighs every (seed, prompt) cell by the product of how often both were
-drawn: the pigeonhole bootstrap (Owen 2007, "The pigeonhole bootstrap"), mildly conservative for the interaction of
-both. Few seeds carry little information on their own spread: with three, the part of the interval that comes from seeds
-is too narrow by a factor of about sqrt(2/3).
+Every training seed is evaluated on the same prompts, so seeds and prompts are crossed. A resample draws both
+independently, with replacement, and weighs every (seed, prompt) cell by the product of how often each was drawn. This
+is the pigeonhole bootstrap (Owen 2007, "The pigeonhole bootstrap"), mildly conservative for the interaction of both.
+Few seeds carry little information on their own spread. With three, the part of the interval that comes from seeds is
+too narrow by a factor of about sqrt(2/3).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tests of a difference that was measured with several training seeds on the same prompts: both are samples.
 
 Seeds and prompts are crossed random effects: ``d[s, p] = mean + seed[s] + prompt[p] + rest[s, p]``. The mean's variance
-is ``(MS_s + MS_p - MS_rest) / (S P)`` of the mean squares of a two-way analysis of variance, and its degrees of freedom
-are Satterthwaite's (1946); this is the F of Clark (1973) for crossed subjects and items. Few seeds are few degrees of
+is ``(MS_s + MS_p - MS_rest) / (S P)`` of the mean squares of a two-way analysis of variance. Its degrees of freedom are
+Satterthwaite's (1946); this is the F of Clark (1973) for crossed subjects and items. Few seeds are few degrees of
 freedom, which a bootstrap over them does not know.
 """
 

@@ -1,13 +1,13 @@
 """Intervals by resampling prompts: they are the samples, as the steps of one prompt depend on each other.
 
 The quantities are ratios of sums (tokens over seconds, accepted over drafted), so a resample is a vector of how often
-each prompt was drawn, and all resamples are two matrix products. 2,000 resamples suffice for a 95% interval, p-values
-below 0.01 need 10,000.
+each prompt was drawn. All resamples are two matrix products. A 95% interval needs 2,000 resamples. Below 0.01 a p-value
+needs 10,000.
 
 A single prompt has no interval and no p-value: they are NaN. A bootstrap of few prompts underestimates how much they
 vary: where all of five prompts gain, every resample gains. So p-values of up to :data:`MOST_EXCHANGED` prompts are
-exact: without a difference the two could be exchanged on any prompt, and p is the share of all such exchanges with a
-difference as large (Fisher 1935); at least 2 / 2**prompts.
+exact. Without a difference the two could be exchanged on any prompt. The p-value is the share of all such exchanges
+with a difference as large (Fisher 1935), at least 2 / 2**prompts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ def ratios(numerator: ArrayLike, denominator: ArrayLike, resamples: int) -> tupl
 
 
 def exchange_p_value(one: tuple[ArrayLike, ArrayLike], base: tuple[ArrayLike, ArrayLike]) -> float | None:
-    """The exact p-value of two ratios of sums being alike, numerators and denominators ``[prompts]`` each: the share of
-    all exchanges between the two with a difference as large. None of many prompts, and of one.
-    """
+    """The exact p-value of two ratios of sums being alike, numerators and denominators ``[prompts]`` each. It is the
+    share of all exchanges between the two with a difference as large; None of many prompts, and of one."""
     ours, theirs = (
         np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in parts)), axis=-1)
         for parts in (one, base)

@@ -31,6 +31,7 @@ from draftgauge.models.engines.lean_families import (
     window_of,
 )
 from draftgauge.models.hidden import ScoreRule, score_rule
+from draftgauge.models.weight_only import WeightOnlyLinear, joined
 
 Projection = Callable[[Tensor], Tensor]
 Residual = Callable[[Tensor, Tensor], Tensor]
@@ -161,6 +162,8 @@ def projection(linears: Sequence[Any], pack: bool) -> Projection:
         linears: with the same input. Other modules than ``nn.Linear`` (quantised ones) are called as they are.
         pack: pack the fused weight if it is large enough; otherwise the linears become views of it.
     """
+    if all(isinstance(linear, WeightOnlyLinear) for linear in linears) and (whole := joined(linears)) is not None:
+        return whole
     if any(type(linear) is not nn.Linear for linear in linears):
         return linears[0] if len(linears) == 1 else lambda x: torch.cat([linear(x) for linear in linears], -1)
     pack = pack and sum(linear.weight.numel() for linear in linears) >= PACK_FROM

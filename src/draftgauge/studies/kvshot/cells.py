@@ -103,9 +103,10 @@ class Evaluation:
     Attributes:
         prompts: a prompt file, or ``reference:SPLIT``.
         per_task: the first prompts of each task; all if None.
-        live_prompts, tree_prompts, latency_prompts, bottleneck_prompts, curve_prompts: how many are decoded live (all
-            if None), decoded with draft trees, timed, probed for what limits a drafter, and measured on at every
-            checkpoint of the training (the learning curve); tasks in turn.
+        live_prompts, tree_prompts, latency_prompts: how many prompts, tasks in turn, are decoded live (all if None),
+            decoded with draft trees, and timed.
+        bottleneck_prompts, curve_prompts: how many are probed for what limits a drafter, and measured on at every
+            checkpoint.
     """
 
     prompts: str = "reference:test"

@@ -48,8 +48,8 @@ def tokens_per_step(survival: Floats) -> Floats:
 
 
 def curve_rows(variant: Variant, recipe: str, curves: Sequence[Curve]) -> Iterator[Row]:
-    """A row per checkpoint, pooled over the seeds of a variant: ``curve`` (the recipe), ``tokens_seen, train_seconds``
-    and, over all positions, ``agreement`` (of all depths) and ``tokens_per_step`` with intervals."""
+    """A row per checkpoint, pooled over the seeds of a variant: ``curve`` (the recipe), ``tokens_seen, train_seconds``.
+    Over all positions there are ``agreement`` (of all depths) and ``tokens_per_step``, with intervals."""
     for points in zip(*curves, strict=True):
         agreed, survived = (Counts.stack([getattr(point, kind) for point in points]) for kind in ("agreed", "survived"))
         row: Row = {"curve": recipe, "design": variant.design, "seeds": len(points)}
@@ -77,9 +77,9 @@ def at_equal_seconds(rows: Sequence[Row], *recipes: str) -> Iterator[Row]:
 
 
 def gradient_rows(recipe: str, design: str, seed: int, history: Sequence[Mapping[str, float]]) -> Iterator[Row]:
-    """Whether the drafter's own keys and values are trained as its queries are, the second bottleneck of KVShot: RMS of
-    the gradients of a group of parameters over that of the queries, the mean over its attentions and over the logged
-    steps after the first; steps whose queries had no gradient are left out."""
+    """Whether the drafter's own keys and values are trained as its queries are, the second bottleneck of KVShot. It is
+    the RMS of a parameter group's gradients over that of the queries: the mean over attentions and the logged steps
+    after the first. Steps whose queries had no gradient are left out."""
     for kind in ("keys", "values"):
         over = [
             row[name.removesuffix(QUERIES) + f"attention.{kind}"] / queries

@@ -16,9 +16,9 @@ from draftgauge.training.reuse.prepare import target_config
 def plan_study(study: Study, folder: Path) -> list[Row]:
     """One row per stage and one for all: ``stage, runs, left, steps, hours, hours_left``, one job after the other.
 
-    Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`, times
-    what the folder's finished cells took (evaluation included) over their estimate, in the median. Answers and held-out
-    texts, made once, are left out.
+    Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`. They are
+    scaled by what the folder's finished cells took, evaluation included, over their estimate (the median). Answers and
+    held-out texts, made once, are left out.
     """
     config = target_config(study.request)
     configs = choose_configs(study, config)

@@ -80,8 +80,8 @@ def quick(request: TrainingSpec) -> Study:
 
 
 def depth(request: TrainingSpec) -> Study:
-    """Quick, with KV drafters of 2 and 4 layers at equal parameters, and of 1 and 4 at the target's width. In the
-    folder of a quick study only the added ones are left to do."""
+    """Quick, with KV drafters of two and four layers at equal parameters, and of one and four at the target's width. In
+    the folder of a quick study only the added ones are left to do."""
     base, wide = quick(request), (at_equal_width(KV), at_equal_width(KV_DEEP))
     variants = (*base.variants, KV_TWO, KV_DEEP, *wide)
     return replace(base, preset="depth", variants=variants, decisive=(*base.decisive, KV_DEEP, *wide))
@@ -103,7 +103,7 @@ def remedies(request: TrainingSpec) -> Study:
 
 def block(request: TrainingSpec) -> Study:
     """The designs trained token by token and block-wise, on as many positions each: two million answer tokens; three
-    with a Markov head too. Learning rates are tuned, the best of four, in a quarter of the steps: in 100 of 1,152 a
+    with a Markov head too. Learning rates are tuned, the best of four, in a quarter of the steps. After 100 of 1,152 a
     rate won that cost ``hidden`` 0.4 tokens a step. On a GPU batches are four times as large."""
     base, questions = quick(request), GPU["questions"]
     if request.target != REFERENCE:

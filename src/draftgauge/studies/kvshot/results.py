@@ -71,16 +71,16 @@ def study_rows(results: Sequence[CellResult]) -> list[Row]:
     """All rows of a study.
 
     - a run: ``design, seed, layers, injection, init, capacity, mat, retention, parameters, intermediate_size`` with
-      intervals over prompts, the live measure, draft trees and latency; ``mat_by_prompt``, what the paired differences
-      compare, is as many numbers in one text as there are prompts, whose mean is MAT over all positions;
-    - by depth: ``design, layers, injection, init, capacity, depth, alpha`` over prompts and seeds, ``depth``
-      from 1; beside alpha, which compares the survivors of each drafter, ``agreement`` over all positions and
-      ``survival``, the share of all positions where every token up to this depth is right, with their intervals;
+      intervals over prompts, the live measure, draft trees and latency. ``mat_by_prompt``, which paired differences
+      compare, holds one number per prompt in one text; their mean is MAT over all positions;
+    - by depth: ``design, layers, injection, init, capacity, depth, alpha`` over prompts and seeds, ``depth`` from 1.
+      Alpha compares each drafter's survivors; over all positions, with intervals, are ``agreement`` and ``survival``,
+      the share where every token so far is right;
     - other measures, likewise pooled: ``measure``, of all or of a ``task``, ``estimate, low, high``;
-    - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected:
-      ``mat_minus_plain`` to the same drafter without its remedy or head, ``mat_minus_random`` to the same from random
-      weights, ``mat_minus_control`` to the control of the same recipe and head, and block-wise ``mat_minus_hidden``
-      to the ``hidden`` drafter of these;
+    - paired differences of MAT over all positions, on the seeds of both, with ``p_value, p_seeds``, neither corrected.
+      ``mat_minus_plain`` is to the same drafter without its remedy or head, ``mat_minus_random`` to the same from
+      random weights. ``mat_minus_control`` is to the control of the same recipe and head, and block-wise
+      ``mat_minus_hidden`` to the ``hidden`` drafter of these;
     - what limits a drafter: rows of :func:`~draftgauge.diagnostics.bottlenecks.bottleneck_rows`;
     - of a study with two recipes, every run as ``recipe`` (or its head)``, design, seed, tokens_seen,
       tokens_per_step_live, agreement`` (over all depths)``, seconds_draft`` (of a whole draft)``, ratio_to_plain``;

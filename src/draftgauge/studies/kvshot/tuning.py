@@ -1,9 +1,9 @@
 """Equal tuning: before the seeds run, every row of the table gets the same number of trials on validation prompts.
 
-First four learning rates; then, at the best of them, two other warm-ups; then two other starts of the gate where a
-design has one, and two rates beside the best where it has none; a study may stop after the rates. Trials are shorter
-than the study's own trainings, of a seed of their own, and judged by the mean KL over all depths. A warm-started
-drafter, or one with a remedy or a head, takes over what was tuned for the same drafter without.
+First come four learning rates, then, at the best of them, two other warm-ups. Then come two other starts of the gate,
+or for designs without a gate two rates beside the best. A study may stop after the rates. Trials are shorter than the
+study's own trainings, have a seed of their own, and are judged by the mean KL over all depths. A warm-started drafter,
+or one with a remedy or a head, takes over what was tuned for the same drafter without.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The paper's three predictions, each put to a paired test over prompts and seeds.
 
-The second is tested at equal width as in the paper, where four layers have more than twice the parameters of one, and
-at equal parameters. The first and the third are tested at equal parameters, and at equal width too where the study
+The second is tested at equal parameters, and at equal width as in the paper, where four layers have over twice the
+parameters of one. The first and the third are tested at equal parameters, and at equal width too where the study
 trained ``hidden`` and ``kv`` so.
 
-Agreement is taken over *all* output positions: acceptance given that all earlier tokens were accepted compares
-different positions for every drafter, and a drafter that rarely drafts deep does so where the text is easy.
+Agreement is taken over *all* output positions. Acceptance given earlier acceptance compares different positions for
+every drafter, and a drafter that rarely drafts deep does so where the text is easy.
 
 Seeds and prompts are crossed random effects (:mod:`draftgauge.judging.statistics.effects`); p-values are two-sided and
 Holm-corrected for all tests. A prediction is *supported* (its difference positive) or *contradicted* (negative) at a
-corrected p below 0.05 with an interval that excludes 0. Otherwise it is *undecided*, also where the study did not train
-the two drafters, where one of them is not shown to beat the control that reads nothing, and with fewer than five seeds.
+corrected p below 0.05 with an interval that excludes 0. Otherwise it is *undecided*, as with fewer than five seeds, an
+untrained drafter, or one not shown to beat the control that reads nothing.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def held_out_rows(records: Records, expected: dict[str, Floats], paper: Rows) ->
 def prediction_rows(records: Records, expected: Floats) -> Rows:
     """Tokens a step that the held-out MLP predicts for always drafting gamma, beside what was measured.
 
-    ``predicted`` asks it about all steps, as the paper does; ``predicted_where_drafted`` only about the steps that were
-    drafted with that gamma, whose signals belong to it.
+    ``predicted`` asks it about all steps, as the paper does. ``predicted_where_drafted`` asks only about steps drafted
+    with that gamma, whose signals belong to it.
     """
     steps = records.steps
     rows: Rows = []

@@ -1,7 +1,7 @@
 """Reads the published tables of SpecKV (arXiv 2605.02888), checked row by row.
 
-The table of steps names no prompt. Step 0 starts a run, and the runs are in the order of the table of experiments,
-which names the prompt of each; so every step finds its prompt.
+The table of steps names no prompt. Step 0 starts a run, and runs have the order of the table of experiments, which
+names their prompts.
 """
 
 from __future__ import annotations

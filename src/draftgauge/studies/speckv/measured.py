@@ -1,5 +1,5 @@
 """What the records measured: tokens per step and per second at each draft length, with intervals by resampling the 20
-prompts, and the cost of a step that follows from them."""
+prompts. The cost of a step follows from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tokens_per_step_rows(records: Records) -> Rows:
 
 
 def speed_rows(records: Records) -> Rows:
-    """``tokens_per_second``: mean over prompts at each compression and gamma, ``best`` marks the fastest gamma;
+    """``tokens_per_second``: mean over prompts at each compression and gamma; ``best`` marks the fastest gamma.
     ``always_8``: percent that drafting 8 tokens gains over the fastest gamma and over 4, negative if it costs."""
     rows: Rows = []
     for c, name in enumerate(COMPRESSIONS):

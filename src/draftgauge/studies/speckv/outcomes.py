@@ -2,8 +2,8 @@
 
 A step that drafted 8 tokens shows the outcome of every shorter draft from the same place: min(gamma, accepted) + 1
 tokens. So on the steps of the runs at gamma 8 any choice can be scored by what happened instead of by a prediction. The
-controllers are those fitted without the step's prompt. They still look at the signals of the 8 drafted tokens whose
-number they choose, as published, which no running decoder could: their figures are upper bounds.
+controllers are those fitted without the step's prompt. Their figures are upper bounds: as published, they see the
+signals of the 8 drafted tokens whose number they choose.
 """
 
 from __future__ import annotations

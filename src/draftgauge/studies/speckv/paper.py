@@ -1,7 +1,7 @@
 """SpecKV (arXiv 2605.02888) as published: its tables 1 to 3, its intervals and its test, from the author's records.
 
 Everything here is the paper's own reading: candidates are compared on 20% of the steps, then fitted again on *all*
-steps, and the policies are scored on those 20% by what the refitted model predicts.
+steps. The policies are scored on those 20% by what the refitted model predicts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def reproduce_paper(records: Records) -> Rows:
     """Fit, score and test as published.
 
     Returns:
-        Flat rows: table "policies" (table 1, with 95% intervals over all steps), "breakdown" (table 2), "predictors"
-        (table 3 and the overhead), "improvement", "correlations" of signals with the acceptance rate, "choices" of
-        gamma. ``published`` is the paper's figure where it gives one.
+        Flat rows, by ``table``: "policies" (table 1, with 95% intervals over all steps) and "breakdown" (table 2).
+        "predictors" is table 3 and the overhead. Others are "improvement", "correlations" of signals with the
+        acceptance rate, and "choices" of gamma. ``published`` is the paper's figure where it gives one.
     """
     steps = records.steps
     inputs, (train, test) = predictors.features(steps), predictors.split(steps)
@@ -71,8 +71,8 @@ def reproduce_paper(records: Records) -> Rows:
 def gammas_of(records: Records) -> Ints:
     """``[S, 3]`` the draft length of fixed-4, fixed-best and task-oracle at each step.
 
-    fixed-best is the gamma with the most measured tokens per *step* of a compression, which is 8 by the nature of the
-    measure. task-oracle is the one with the most measured tokens per *second* of a compression and task.
+    ``fixed-best`` is the gamma with the most measured tokens per *step* of a compression, which is 8 by the nature of
+    the measure. ``task-oracle`` is the one with the most measured tokens per *second* of a compression and task.
     """
     steps = records.steps
     means = [

@@ -1,8 +1,8 @@
 """The paper's candidates for predicting a step's acceptance rate, fitted and timed as published.
 
 Settings are those of the author's evaluation notebook: features are not scaled, RF-10 is cut at depth 8, predictions
-are clipped to 0..1 before they are scored. scikit-learn 1.5.2 and 1.9.1 give every published figure of Ridge and the
-MLPs to the last digit; forests differ by version in the fourth digit.
+are clipped to 0..1 before scoring. Versions 1.5.2 and 1.9.1 of scikit-learn give every published figure of Ridge and
+the MLPs to the last digit. Forests differ by version in the fourth digit.
 """
 
 from __future__ import annotations

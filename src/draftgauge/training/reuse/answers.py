@@ -1,8 +1,8 @@
 """The file of answers: conversations as token ids, made once by the target and shared by every drafter trained on them.
 
-One JSON object a line. The first says of which target, prompts and settings the others are; each of the others holds
-the tokens of one conversation and how many of them are its prompt. While answers are being made the file carries
-another name, and an interrupted making goes on where it was.
+One JSON object a line. The first says from which target, prompts and settings the others come. Each of those holds the
+tokens of one conversation and how many of them are its prompt. While answers are being made the file carries another
+name, and an interrupted making goes on where it was.
 """
 
 from __future__ import annotations

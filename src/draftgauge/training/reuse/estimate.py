@@ -1,7 +1,7 @@
 """What a run will take, before anything starts: parameters, memory, time and disk, for targets of any size.
 
-Only configurations are read; models are laid out on ``meta``. Memory and disk follow from shapes; the time is the
-number of multiplications over the speed that a multiplication of matrices reaches on the device, so it is rough.
+Only configurations are read; models are laid out on ``meta``. Memory and disk follow from shapes. The time is rough:
+the number of multiplications over the speed that the device reaches at multiplying matrices.
 """
 
 from __future__ import annotations

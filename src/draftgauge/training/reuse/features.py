@@ -1,7 +1,7 @@
 """What the target shows of a batch: computed inside the step, or once for all and kept on disk.
 
-On disk are, for every token, the tapped hidden states, keys and values and the state that the target's head takes in:
-the logits are made from it again, since a vocabulary of logits is a hundred times larger.
+On disk are, for every token, the tapped hidden states, keys and values, and the input of the target's head. The logits
+are computed from it again: on disk they would take a hundred times as much.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def check_disk(folder: Path, needed: int) -> None:
 def cache_identity(
     answers: Answers, conversations: Sequence[Conversation], length: int, plan: TapPlan, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """What the features of a cache are of, computed in autocast to ``dtype``; a cache serves every run with the same
-    answers whose layers it holds."""
+    """What a cache's features are of, computed in autocast to ``dtype``. A cache serves every run with the same answers
+    whose layers it holds."""
     return {
         "target_fingerprint": answers.description["target_fingerprint"],
         "answers_sha256": answers.sha256,
@@ -151,8 +151,8 @@ def make_cache(
 class CachedFeatures:
     """Features read from a cache, which a run with the same target and answers made.
 
-    They are streamed: a thread reads the batch that was announced while another one is trained on, and no more than
-    these two are in memory, nor more than ``OPEN_SHARDS`` files open, however large the cache is.
+    They are streamed: a thread reads the batch that was announced while another one is trained on. However large the
+    cache is, memory holds no more than these two, and at most ``OPEN_SHARDS`` files are open.
 
     Args:
         module: the target, whose head makes the logits.

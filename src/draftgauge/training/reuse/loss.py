@@ -1,8 +1,8 @@
 """The loss of training-time test (EAGLE-3, arXiv 2503.01840): every depth of every chain against the target's
 distribution.
 
-The logits of one depth, and of no more rows than a chunk, exist at a time: their gradient is taken at once and handed
-to the states they came from. With a large vocabulary they would otherwise be most of the memory.
+Only the logits of one depth, and of one chunk of rows, exist at a time: their gradient goes to the states at once. With
+a large vocabulary they would otherwise be most of the memory.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def backward_through_depths(
         to_logits: maps states ``[n, H]``, and the tokens ``[n]`` before the predicted ones, to logits ``[n, V]``.
         scales: what a position of each depth weighs in the loss.
         kind: see :func:`token_loss`.
-        to_confidence: maps states to logits ``[n]`` of the chance of acceptance, which are trained to the overlap of
-            the two distributions; None without such a head.
+        to_confidence: maps states to logits ``[n]`` of the chance of acceptance, trained to the overlap of both
+            distributions; None without such a head.
     """
     gradients, sums = [], []
     device = states[0].device
@@ -160,8 +160,7 @@ def backward_through_depths(
 
 class TokenLoss(NamedTuple):
     """Summed loss and number of rows whose largest logit is the teacher's token, float32; the gradient ``[n, V]`` in
-    the dtype of the logits; and the overlap ``[n]`` of the two distributions, 1 - TV, where asked for.
-    """
+    the logits' dtype. ``overlap`` is ``[n]``, 1 - TV of the two distributions, where asked for."""
 
     loss: Tensor
     agreed: Tensor
@@ -172,8 +171,8 @@ class TokenLoss(NamedTuple):
 def token_loss(logits: Tensor, teacher: Teacher, kind: str = SOFT, overlap: bool = False) -> TokenLoss:
     """The loss of ``n`` positions and its gradient by the logits ``[n, V]``, in few passes.
 
-    ``soft`` is the cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, ``hard`` that to its token, and
-    ``tv`` 0.1 of the soft one and 0.9 of ``sum_v |p_v - q_v|`` (DeepSpec). Rows whose token is -1 count nothing.
+    ``soft`` is the cross-entropy ``-sum_v p_v log q_v`` to the teacher's distribution, ``hard`` that to its token.
+    ``tv`` is 0.1 of the soft one and 0.9 of ``sum_v |p_v - q_v|`` (DeepSpec). Rows whose token is -1 count nothing.
     """
     taught = (teacher.token >= 0)[:, None]
     q = logits.float()

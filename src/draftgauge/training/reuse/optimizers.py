@@ -42,9 +42,8 @@ def make_optimizers(net: nn.Module, name: str) -> list[torch.optim.Optimizer]:
 
 
 class Muon(torch.optim.Optimizer):
-    """``torch.optim.Muon`` with Nesterov momentum and updates of AdamW's size, in the precision that the device
-    multiplies in. torch's own rounds to bfloat16 everywhere: on a CPU without it a step took a minute.
-    """
+    """``torch.optim.Muon`` with Nesterov momentum and updates of AdamW's size, in the precision in which the device
+    multiplies. That of torch rounds to bfloat16 everywhere: on a CPU without it a step took a minute."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -40,9 +40,8 @@ class TrainResult:
 
 
 def finished(folder: Path) -> TrainResult | None:
-    """The result of a run that was brought to its end; None for any other, and where the drafter must be written again
-    from the last checkpoint because its weights are gone or damaged.
-    """
+    """The result of a finished run, else None, also where weights are lost or damaged, so that the last checkpoint must
+    write them again."""
     if not is_drafter(folder):
         return None
     try:

@@ -1,11 +1,11 @@
 """How a drafter's attention starts: at a linear estimate of the target's own, at its own keys, or at random.
 
-Between random queries and keys attention is nearly even over hundreds of positions, and a drafter first has to find
-that there is something to read; one whose token enters through attention alone (EAGLE-3, arXiv 2503.01840, section 3)
-even that token. Yet much of what a target's layer attends by follows from the token alone: a linear map
-of its normalised embedding, found by ridge regression over some thousand positions, already gives the layer's queries,
-keys and values well enough to attend nearly as the target does. Started there, a drafter's queries meet the target's
-cached keys from the first step on, and its own drafted tokens look to them like tokens that the target has taken in.
+Between random queries and keys attention is nearly even over hundreds of positions, so a drafter first has to find what
+to read. One whose token enters through attention alone (EAGLE-3, arXiv 2503.01840, section 3) has to find even that
+token. Yet what a target's layer attends by follows largely from the token. A linear map of its normalised embedding
+gives queries, keys and values that attend nearly as the target does. Ridge regression over some thousand positions
+finds it. A drafter that starts there meets the target's cached keys from the first step on. Its own drafted tokens look
+to its queries like tokens that the target has taken in.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
 
     Args:
         start: ``random`` leaves the weights as they are. ``self`` gives every query head the weights of its key head,
-            so that a row attends mostly to itself. ``target`` does so too, but starts the attention over the target's
-            keys and the drafter's own chain, in the first layer, from :func:`fit_head_maps`; the injection first
-            selects the layer that these explain best, and the attention's output is scaled to the stream it is added
-            to. A target whose projections are not known takes ``self`` in its place, and a warning says so.
+            so that a row attends mostly to itself. ``target`` does so too, but takes the first layer's attention over
+            the target's keys and the drafter's own chain from :func:`fit_head_maps`. The injection first selects the
+            layer that these explain best, and the attention's output is scaled to its stream. A target whose
+            projections are not known takes ``self`` in its place, and a warning says so.
         texts: of the target, token ids ``[T]`` each; read for ``target`` only.
 
     Returns:

@@ -1,10 +1,9 @@
 """The steps of a training: the same order of data, loss and optimiser for every design.
 
-A killed run ends where an uninterrupted one does. Nothing is drawn at random while training: the order of the data
-follows from the seed and the step's number, and the drafter has no dropout. So weights, optimiser and the step's number
-are the whole state.
+A killed run ends where an uninterrupted one does. Training draws nothing at random: seed and step give the order of the
+data, and the drafter has no dropout. So weights, optimiser and the step's number are the whole state.
 
-Several processes share a step: each takes some of its parts, all count what the whole step trains on, and gradients are
+Several processes share a step: each takes some of its parts, and all count what the whole step trains on. Gradients are
 added up before they are clipped, so that each makes the same update. What one process accumulates is the same sum.
 """
 

@@ -93,9 +93,8 @@ def open_trackers(name: str | None, folder: Path, settings: Mapping[str, Any], s
 
 
 def read_history(folder: Path) -> list[dict[str, float]]:
-    """Gradients and gate from the log of a run, at up to ``POINTS`` steps, the first and the last among them: rows of
-    ``step``, ``gradient_norm/GROUP``, ``gradient_rms/GROUP``, ``weight_rms/GROUP`` and ``gate_*``; empty without a log.
-    """
+    """Gradients and gate from a run's log, at up to ``POINTS`` steps, first and last included; empty without a log.
+    Rows hold ``step``, ``gradient_norm/GROUP``, ``gradient_rms/GROUP``, ``weight_rms/GROUP`` and ``gate_*``."""
     rows = [parse_json(line, str(folder / LOG_NAME)) for line in _whole_lines(folder / LOG_NAME)]
     last = max(0, len(rows) - 1)
     chosen = sorted({round(last * point / (POINTS - 1)) for point in range(POINTS)}) if rows else []

@@ -1,0 +1,82 @@
+"""Drafting by the length of the text so far: acceptance, and the length of drafts that pays there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from draftgauge.judging.positions import context_lengths
+from draftgauge.traces.context_law import extended, laws_of
+from draftgauge.traces.costs import MAX_HALF_WIDTH, CostCurve
+from draftgauge.traces.sampled import path_chances
+from draftgauge.traces.trace import Trace
+
+CONTEXTS = (  # tokens of text
+    (0, 1024, "under 1k"),
+    (1024, 4096, "1k to 4k"),
+    (4096, 16384, "4k to 16k"),
+    (16384, 65536, "16k to 64k"),
+    (65536, 1 << 40, "64k and more"),
+)
+FEW = 20  # positions: of fewer, nothing is said of a range
+ASKED = tuple(1 << power for power in range(8, 18))  # context lengths that advice is given for
+REACH = 8  # times the longest context that costs were measured at: farther the law says too little
+Rates = Mapping[str, Sequence[float]]
+
+
+def acceptance_by_context(trace: Trace) -> dict[str, list[float]]:
+    """Conditional acceptance at depth 1, 2, ... by the range of :data:`CONTEXTS` that positions lie in.
+
+    Depths that fewer than :data:`FEW` positions reached are left out, and so are ranges without any.
+    """
+    contexts = context_lengths(trace)
+    reach, acceptance = map(np.nan_to_num, path_chances(trace))
+    found: dict[str, list[float]] = {}
+    for least, most, name in CONTEXTS:
+        inside = (contexts >= least) & (contexts < most)
+        reached, accepted = reach[inside].sum(axis=0), (reach * acceptance)[inside].sum(axis=0)
+        rates = [float(a / r) for a, r in zip(accepted, reached, strict=True) if r >= FEW]
+        found |= {name: rates} if rates else {}
+    return found
+
+
+def shown(rates: Rates) -> str:
+    return "; ".join(f"{name} {' '.join(f'{rate:.2f}' for rate in of)}" for name, of in rates.items())
+
+
+def lengths_by_context(rates: Rates, costs: CostCurve) -> dict[int, int]:
+    """The best fixed length at each context length of :data:`ASKED`, 0 where none pays. It is empty where costs are
+    known at one context only, or no range has rates.
+
+    Acceptance beyond the ranges recorded is taken to be that of the nearest one.
+    """
+    if not rates or laws_of(costs) is None:
+        return {}
+    curve, names = extended(costs), [name for _, _, name in CONTEXTS]
+    places = [names.index(name) for name in rates]
+    lengths = {}
+    for context in (length for length in ASKED if length <= REACH * costs.contexts[-1]):
+        place = next(at for at, (_, most, _) in enumerate(CONTEXTS) if context < most)
+        of = rates[names[min(places, key=lambda at: (abs(at - place), at))]][: costs.gamma_max]
+        tokens = 1 + np.cumsum([0.0, *np.cumprod(of)])
+        steps = curve.step_seconds(np.arange(len(tokens)), context)
+        steps[0] = np.interp(context, curve.contexts, curve.plain)
+        lengths[context] = int((tokens / steps).argmax())
+    return lengths
+
+
+def advice_by_context(trace: Trace, costs: CostCurve) -> str | None:
+    """How far to draft at which context lengths, and the error of the law of costs. None where lengths do not differ or
+    the law does not hold."""
+    rates, laws = acceptance_by_context(trace), laws_of(costs)
+    lengths = lengths_by_context(rates, costs)
+    if laws is None or laws[0].error > MAX_HALF_WIDTH or len(set(lengths.values())) < 2:
+        return None
+    ranges: list[tuple[int, int]] = []  # length, the longest context that it is best at
+    for context, length in lengths.items():
+        ranges = [*(ranges[:-1] if ranges and ranges[-1][0] == length else ranges), (length, context)]
+    said = [f"{f'draft {length}' if length else 'draft none'} up to {most}" for length, most in ranges[:-1]]
+    last = f"{ranges[-1][0] or 'none'} beyond"
+    known = f"costs follow the sum of context lengths to within {laws[0].error:.0%}, acceptance is recorded"
+    return f"{', '.join(said)} tokens of context, {last} ({known} up to {int(context_lengths(trace).max())})"

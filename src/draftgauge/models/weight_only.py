@@ -1,0 +1,173 @@
+"""Linears whose weights have 4 or 8 bits and whose inputs have 16: PyTorch's own kernels, on a CPU.
+
+- ``int4``: groups of 32 along the input, each with a scale and a zero point in bfloat16, rounded to the nearest.
+- ``int8-weight``: one scale for each output, symmetric.
+
+Every linear is held so, the output head among them; embeddings and norms stay in bfloat16. A head that shares its
+weight with the embedding gets a copy of its own. A row of these kernels comes out the same, bit by bit, whatever the
+number of rows. In float32 they are several times slower, so activations are bfloat16 on any processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftgauge.core.compressions import INT4, INT8_WEIGHT
+from draftgauge.core.errors import warn
+from draftgauge.models.device import private
+
+GROUP = 32  # inputs that share a scale of int4
+INT4_OUTPUTS = 16  # the int4 kernel takes multiples of this many outputs
+BLOCK = 64  # outputs that the int4 kernel packs together, at most
+AT_ONCE = 1 << 24  # weights that are quantised together: bounds the memory of what is between
+
+KERNELS = {
+    INT4: ("ops.aten._convert_weight_to_int4pack_for_cpu", "ops.aten._weight_int4pack_mm_for_cpu"),
+    INT8_WEIGHT: ("ops.aten._weight_int8pack_mm",),
+}
+
+
+class WeightOnlyLinear(nn.Module):
+    """``x W^T + b`` with ``W`` ``[out, in]`` of 4 or 8 bits: ``packed`` as the kernel lays it out, and its ``scales``.
+
+    ``scales`` are ``[in / 32, out, 2]`` (scale and zero point) of int4, ``[out]`` of int8.
+    """
+
+    packed: Tensor
+    scales: Tensor
+
+    def __init__(self, packed: Tensor, scales: Tensor, bias: Tensor | None, widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = widths
+        self.kind = INT4 if packed.dtype == torch.uint8 else INT8_WEIGHT
+        self.register_buffer("packed", packed)
+        self.register_buffer("scales", scales)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """``[out, in]`` in the scales' dtype, made anew at every call."""
+        if self.kind == INT8_WEIGHT:
+            return self.packed.to(self.scales.dtype) * self.scales[:, None]
+        identity = torch.eye(self.in_features, dtype=self.scales.dtype)
+        with torch.no_grad():  # the kernel alone knows its layout
+            return torch.cat([self._multiply(rows) for rows in identity.split(BLOCK)]).T.contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``; gradients reach ``x``, over the weight in full."""
+        if torch.is_grad_enabled() and x.requires_grad:
+            return F.linear(x, self.weight, self.bias)
+        outputs = self._multiply(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+        return outputs if self.bias is None else outputs.add_(self.bias)
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        rows, scales = rows.contiguous(), self.scales.contiguous()
+        if self.kind == INT4:
+            return cast(Tensor, torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP, scales))
+        return torch._weight_int8pack_mm(rows, self.packed, scales)
+
+
+def joined(linears: Sequence[WeightOnlyLinear]) -> WeightOnlyLinear | None:
+    """One linear whose outputs are those of these side by side, and whose weights they then read parts of.
+
+    None where the kernel's blocks do not end where the linears do.
+    """
+    first, sizes = linears[0], [linear.out_features for linear in linears]
+    of_outputs = 1 if first.kind == INT4 else 0
+    if {linear.kind for linear in linears} != {first.kind} or any(size % BLOCK for size in sizes[:-1]):
+        return None
+    packed = torch.cat([linear.packed for linear in linears])
+    scales = torch.cat([linear.scales for linear in linears], of_outputs)
+    bias = None if first.bias is None else torch.cat([cast(Tensor, linear.bias) for linear in linears])
+    whole = WeightOnlyLinear(packed, scales, bias, (first.in_features, sum(sizes)))
+    probe = torch.randn(1, first.in_features, dtype=scales.dtype, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        if not torch.equal(whole(probe), torch.cat([linear(probe) for linear in linears], -1)):
+            return None
+    for linear, part, own in zip(linears, packed.split(sizes), scales.split(sizes, of_outputs), strict=True):
+        linear.packed, linear.scales = part, own
+    return whole
+
+
+def quantise(model: nn.Module, compression: str) -> None:
+    """Put :class:`WeightOnlyLinear` in the place of a CPU model's linears, one after the other, with one warning at
+    most.
+
+    Linears whose widths the kernel does not take stay as they are. Without the kernel the model's own dtype holds and
+    multiplies the quantised weights: outputs are those of the compression, the speed is not.
+    """
+    lacking = [name for name in KERNELS[compression] if private(name) is None]
+    left = total = 0
+    for parent in list(model.modules()):
+        for name, linear in list(parent.named_children()):
+            if type(linear) is not nn.Linear:
+                continue
+            total += 1
+            if compression == INT4 and (linear.in_features % GROUP or linear.out_features % INT4_OUTPUTS):
+                left += 1
+                continue
+            setattr(parent, name, _in_full(linear, compression) if lacking else _packed(linear, compression))
+    dtype, bits = _dtype_name(model), 4 if compression == INT4 else 8
+    if lacking:
+        name = "torch." + lacking[-1]
+        warn(f"this PyTorch lacks {name}: {compression} weights are held in {dtype}, at {16 // bits} times the bytes")
+    elif left:
+        warn(
+            f"{left} of {total} linears stay in {dtype}, at {16 // bits} times the bytes: the {compression} kernel "
+            f"takes input widths divisible by {GROUP} and output widths by {INT4_OUTPUTS}"
+        )
+
+
+def _dtype_name(model: Any) -> str:
+    return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+
+
+def _packed(linear: nn.Linear, compression: str) -> WeightOnlyLinear:
+    pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu if compression == INT4 else lambda q, _: q
+    pieces = [(pack(q, 2), scales) for q, scales in _quantised(linear, compression)]
+    packed, scales = torch.cat([piece for piece, _ in pieces]), [part for _, part in pieces]
+    whole = torch.cat(scales, 1) if compression == INT4 else torch.cat(scales)
+    bias = None if linear.bias is None else linear.bias.detach()
+    return WeightOnlyLinear(packed, whole.contiguous(), bias, (linear.in_features, linear.out_features))
+
+
+def _in_full(linear: nn.Linear, compression: str) -> nn.Linear:
+    """The linear with the weights that the kernel would multiply by; its own weight is not written to."""
+    rows: list[Tensor] = []
+    for q, scales in _quantised(linear, compression):
+        if compression == INT4:
+            scale, zero = (part.t().float().repeat_interleave(GROUP, 1) for part in scales.unbind(-1))
+            rows.append(((q.float() - 8) * scale + zero).to(linear.weight.dtype))
+        else:
+            rows.append((q.float() * scales.float()[:, None]).to(linear.weight.dtype))
+    whole = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    whole.weight, whole.bias = nn.Parameter(torch.cat(rows), requires_grad=False), linear.bias
+    return whole
+
+
+def _quantised(linear: nn.Linear, compression: str) -> list[tuple[Tensor, Tensor]]:
+    """Some outputs after the other: integers ``[out, in]``, and scales as in :class:`WeightOnlyLinear`."""
+    of_rows: Callable[[Tensor], tuple[Tensor, Tensor]] = _int4 if compression == INT4 else _int8
+    count = max(1, AT_ONCE // linear.in_features // BLOCK) * BLOCK
+    with torch.no_grad():
+        return [of_rows(rows) for rows in linear.weight.detach().split(count)]
+
+
+def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    groups = weight.float().unflatten(-1, (-1, GROUP))  # [out, groups, 32]
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / 15).clamp_(min=1e-9).to(weight.dtype).float()  # as the kernel will read it
+    zero = (low + 8 * scale).to(weight.dtype).float()
+    q = groups.sub(zero).div_(scale).round_().add_(8).clamp_(0, 15).to(torch.int32)
+    return q.flatten(1), torch.cat((scale, zero), -1).transpose(0, 1).to(weight.dtype)
+
+
+def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    exact = weight.float()
+    scale = (exact.abs().amax(1) / 127).clamp_(min=1e-9).to(weight.dtype)
+    return exact.div(scale.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
