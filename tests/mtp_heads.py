@@ -70,15 +70,18 @@ def save_with_heads(
     folder: Path, kind: str, heads: int = 1, announced: int | None = None, outer: str = "", **changes: Any
 ) -> PreTrainedModel:
     """Write a tiny target of a type, and MTP heads beside its weights in the same file."""
-    changes = ({"num_hidden_layers": 4} if kind.startswith("qwen3_") else {}) | changes
+    changes = ({"num_hidden_layers": 4} if kind.startswith(("qwen3_", "mellum")) else {}) | changes
     target = tiny_family(kind, sizes=SMALL + [(value, name) for name, value in changes.items()])
     text = target.config.get_text_config()
     for count in COUNTS:
         if hasattr(text, count):
             setattr(text, count, announced or heads)
-    for name, other in family_of(text.model_type)[1].from_settings.items():
-        if getattr(text, other, None) is None:
-            setattr(text, other, family_of(text.model_type)[1].settings[name] * heads)
+    family = family_of(text.model_type)[1]
+    for name, other in family.from_settings.items():
+        if name == "layer_types" and set(text.layer_types) == {"full_attention"}:
+            setattr(text, other, ["full_attention"] * heads)  # rotary tables are of the kinds that the target has
+        elif getattr(text, other, None) is None:
+            setattr(text, other, family.settings[name] * heads)
     target.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     added = {f"{outer}{name}": tensor for name, tensor in head_tensors(target, heads).items()}
