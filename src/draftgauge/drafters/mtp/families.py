@@ -21,8 +21,9 @@ class MtpFamily:
 
     Attributes:
         targets: model types of targets that ship it.
-        embedding, hidden, projection, norm: names of the norms of both inputs, of the linear that joins them, and of
-            the norm behind the layer; an empty ``norm`` where there is none.
+        embedding, hidden: names of the norms of both inputs.
+        projection: name of the linear that joins them.
+        norm: name of the norm behind the layer; empty where there is none.
         blocks: what the names of each decoder layer of a head begin with.
         hidden_first: the hidden state stands before the embedding in the projection's input.
         after_norm: the target's state is taken behind its final norm.

@@ -1,8 +1,8 @@
 """MTP heads as a network: the decoder layers of the target's own family, run on pairs of embedding and hidden state.
 
 An anchor is a position whose hidden state the target has computed; its pair holds that state and the embedding of the
-token after it. A single head goes on from its own state. Of several heads each drafts one token: head ``d`` reads the
-state of head ``d - 1`` one place before it, so place ``s`` of every head has the token after anchor ``s``.
+token after it. A single head goes on from its own state. Of several heads each drafts one token. Head ``d`` reads the
+state of head ``d - 1`` one place before it, so all heads have the same token at a place.
 
 Letters in shapes: ``R`` drafts, ``n`` rows, ``D`` heads, ``H`` hidden size, ``V`` logits, ``C`` places of the cache.
 """
