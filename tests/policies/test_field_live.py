@@ -22,6 +22,7 @@ SETTINGS = DecodingSettings(40)
 SPECS = ("hf-heuristic:start=3", "hf-confidence:threshold=0.3,adaptive=true", "cumulative-confidence:threshold=0.3")
 SPECS += ("stopping", "svip:scale=0.05,threshold=0.35", "speckv", "sglang-adaptive:warm_up=2,every=1")
 SPECS += ("vllm:refit=60,warm_up=0", "vllm:refit=5,warm_up=1", "lookup:least=1,tokens=4", "lookup:least=2")
+SPECS += ("vllm-ngram:least=1,longest=2", "suffix", "ngram-mod:ngram=2,least=2,tokens=4")
 SPECS += ("hf-prompt-lookup", "lookup-else-stopping", "two-source")
 
 
