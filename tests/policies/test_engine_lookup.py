@@ -45,16 +45,19 @@ def counted(texts: list[list[int]], depth: int) -> Counter[tuple[int, ...]]:
 def path_of(paths: Counter[tuple[int, ...]], tail: list[int], most: int, depth: int) -> tuple[float, list[int]]:
     best: tuple[float, list[int]] = (0.0, [])
     children: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    for path in paths:  # in the order in which they came first
+    for path in paths:
         children.setdefault(path[:-1], []).append(path)
     for matched in range(1, len(tail)):
         node = tuple(tail[-matched:])
         if node not in paths:
             break
-        score, chance, tokens = 0.0, 1.0, list[int]()
+        score, chance, tokens = np.float32(0), np.float32(1), list[int]()
         while len(tokens) < min(most, matched) and node in children and len(node) < depth:
+            counts = sorted(paths[child] for child in children[node])
+            if counts[-2:].count(counts[-1]) > 1:
+                return -1.0, []  # which of equally frequent ones is taken the engine's own code shows
             child = max(children[node], key=paths.__getitem__)
-            chance *= paths[child] / paths[node]
+            chance *= np.float32(paths[child]) / np.float32(paths[node])
             if chance < 0.1:
                 break
             node = child
@@ -69,31 +72,30 @@ def test_suffix_is_the_likeliest_path_of_trees_of_all_suffixes(seed: int) -> Non
     depth, text, stored = 8, text_of(seed, vocabulary=3), [text_of(9, 20, 3), text_of(8, 20, 3)]
     prompt, output, policy = text[:60], text[60:], make_policy(f"suffix:depth={depth},tokens=6", 16)
     policy.ask_stored(StoredTexts(stored))  # type: ignore[attr-defined]
-    found = following(policy, prompt, output)
-    for count, tokens in enumerate(found, start=1):
+    compared = 0
+    for count, tokens in enumerate(following(policy, prompt, output), start=1):
         whole = [*prompt, *output[:count]]
         local, other = (
             path_of(counted(texts, depth), whole[-depth:], 6, depth) for texts in ([whole], [*stored, output[:count]])
         )
-        assert tokens == (other[1] if other[0] > local[0] else local[1])
-    assert any(found)
+        if min(local[0], other[0]) >= 0:
+            assert tokens == (other[1] if other[0] > local[0] else local[1])
+            compared += bool(tokens)
+    assert compared > 5
 
 
-def test_suffix_is_that_of_arctic_inference() -> None:
-    """Where equally frequent tokens follow, its order is that of a hash table: the scores are compared."""
+@pytest.mark.parametrize("seed", range(4))
+def test_suffix_is_that_of_arctic_inference(seed: int) -> None:
     arctic = pytest.importorskip("arctic_inference.suffix_decoding", reason="arctic-inference is not installed")
-    text = text_of(1, 300, 12)
-    prompt, output, policy = text[:200], text[200:], make_policy("suffix", 24)
+    text = text_of(seed, 300, 12)
+    prompt, output = text[:200], text[200:]
     cache = arctic.SuffixDecodingCache(max_tree_depth=24, max_cached_requests=10_000)
     cache.start_request("a", prompt)
-    policy.read(prompt)  # type: ignore[attr-defined]
-    for count, token in enumerate(output, start=1):
-        cache.add_active_response("a", [token])
-        policy.observe(Step(0, 0, 1, tokens=(token,)))
+    for count, tokens in enumerate(following(make_policy("suffix", 24), prompt, output), start=1):
+        cache.add_active_response("a", output[count - 1 : count])
         tail = [*prompt, *output[:count]][-24:]
         theirs = cache.speculate("a", tail, max_spec_tokens=24, max_spec_factor=1.0, min_token_prob=0.1)
-        ours = max(policy._best(seen, tail)[0] for seen in (policy.seen, policy.outputs))  # type: ignore[attr-defined]
-        assert ours == pytest.approx(theirs.score, rel=1e-5)
+        assert tokens == theirs.token_ids
 
 
 @pytest.mark.parametrize(("least", "longest"), [(5, 5), (1, 3)])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Step
@@ -90,8 +92,7 @@ class Suffix(EngineLookup):
     """vLLM's ``suffix`` (Arctic Inference): the likeliest path after every suffix that occurred before.
 
     SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975. The engine counts in trees of all suffixes. Here the places
-    of a suffix are counted, which gives the same numbers. Of equally frequent tokens the engine takes any, and this
-    rule the one that came first.
+    of a suffix are counted, which gives the same numbers.
     """
 
     def __init__(self, depth: int, factor: float, least: float, tokens: int) -> None:
@@ -135,19 +136,41 @@ class Suffix(EngineLookup):
     def _path(self, seen: Occurrences, ends: list[int], most: int) -> tuple[float, list[int]]:
         """The sum of the estimated probabilities of a path's tokens, and the path."""
         tokens: list[int] = []
-        score, chance = 0.0, 1.0
+        score, chance = np.float32(0), np.float32(1)  # as the engine, whose rounding decides between near-ties
         while len(tokens) < most:
             following = seen.following(ends)
             if not following:
                 break
-            token = max(following, key=lambda candidate: len(following[candidate]))
-            chance *= len(following[token]) / len(ends)
+            token = _first(following)
+            chance *= np.float32(len(following[token])) / np.float32(len(ends))
             if chance < self.least:
                 break
             ends = following[token]
             tokens.append(token)
             score += chance
-        return score, tokens
+        return float(score), tokens
+
+
+def _first(following: dict[int, list[int]]) -> int:
+    """The most frequent token; of several the first one in the engine's list of them.
+
+    There a token whose count grows goes before those that it overtakes, and before those of its new count only where
+    it was the first of its former count.
+    """
+    most = max(map(len, following.values()))
+    if sum(len(ends) == most for ends in following.values()) == 1:
+        return max(following, key=lambda token: len(following[token]))
+    order, counts = list[int](), dict[int, int]()
+    for token in (token for _, token in sorted((end, token) for token, ends in following.items() for end in ends)):
+        place = order.index(token) if token in counts else len(order)
+        counts[token] = counts.get(token, 0) + 1
+        before = counts[order[place - 1]] if place else 0
+        if place == len(order):
+            order.append(token)
+        elif place and before <= counts[token]:
+            order.remove(token)
+            order.insert(next(n for n, other in enumerate(order) if counts[other] == before), token)
+    return order[0]
 
 
 class NgramMod(EngineLookup):
