@@ -34,6 +34,7 @@ from draftgauge.models.engines.modules import ModulesModel, holds_states, rollba
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, model_folder
+from draftgauge.models.mapped import release_freed
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.transformers_calls import no_bars
 from draftgauge.models.weight_only import quantise
@@ -120,7 +121,9 @@ def load_model(
         if label in WEIGHT_ONLY:
             quantise(model, label)
     with clear_memory_errors(f"{source} at compression {label}", chosen):
-        return wrap(model, engine)
+        wrapped = wrap(model, engine, owned=True)
+        release_freed()
+        return wrapped
 
 
 def _check_stayed_quantised(model: PreTrainedModel, method: str, source: str | Path) -> None:
@@ -185,11 +188,11 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
+def wrap(model: PreTrainedModel, engine: str = "auto", owned: bool = False) -> CachedModel:
     """A model behind the cache contract.
 
     ``auto`` takes fixed shapes on a GPU, the lean engine elsewhere, and transformers' modules where neither is known to
-    be right.
+    be right. Of an ``owned`` model, which nobody else holds, the lean engine takes the weights over.
     """
     check_engine(engine)
     if engine == "auto":
@@ -198,10 +201,9 @@ def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
             engine = "static" if model.device.type == "cuda" and why_not_recorded(model) is None else "lean"
         elif of_a_family(model):
             warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
-    engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
-    if engine not in engines and any(map(holds_states, rollback_cache(model).layers)):
-        return RecurrentModel(model)
-    return engines.get(engine, ModulesModel)(model)
+    if engine in ("lean", "static"):
+        return (StaticModel if engine == "static" else LeanModel)(model, owned)
+    return (RecurrentModel if any(map(holds_states, rollback_cache(model).layers)) else ModulesModel)(model)
 
 
 def engine_at(engine: str, known: str, compression: str, device: torch.device) -> str:
