@@ -78,6 +78,12 @@ def build_datastore(
 ) -> Rows:
     """Add the outputs of recorded runs to a datastore; the file is made if it is not there."""
 
+def compare(
+    folders: _Text | Sequence[_Text], bench: _Text | Sequence[_Text] = (), *, tasks: _Text | Sequence[_Text] = (),
+    split: _Text | None = None,
+) -> Rows:
+    """Put runs side by side in tokens a second: plain decoding, the best rule replayed, and live where it was benched."""
+
 def demo(
     out: _Text = ..., seconds: float = 105.0, *, target: _Text | None = None, drafter: _Text | None = None,
     compression: _Text | Sequence[_Text] = ('uncompressed', 'int8', 'nf4'), device: _Text | None = None,

@@ -339,8 +339,8 @@ def test_every_kind_that_an_engine_runs_has_flags(run: Path, tmp_path: Path) -> 
     for engine in filter(lambda engine: not engine.loop, ENGINES.values()):
         costs = costs_of(tmp_path / "costs.json", engine.name, 0.0005)
         for kind, name in engine.drafters.items():
-            own = kind if kind in ("language_model", "prompt_lookup") else "checkpoint"
-            folder = drafter_run(tmp_path / f"{engine.name}-{own}-{name}", run, own, "org/it", kind)
+            own = kind if kind in ("language_model", "prompt_lookup", "pard") else "checkpoint"
+            folder = drafter_run(tmp_path / f"{engine.name}-{own}-{kind}", run, own, "org/it", kind)
             _, best, _ = advised([str(folder), "-e", engine.name, "--costs", str(costs)], tmp_path / "rows.json")
             assert name in best["flags"]
 

@@ -146,6 +146,15 @@ VLLM = vllm_answer(
 )
 
 
+def test_sglang_s_count_of_steps_is_of_all_requests_and_not_of_the_latest() -> None:
+    page = "sglang:generation_tokens_total 8010\nsglang:spec_accept_length 3.0\nsglang:spec_accept_rate 0.5\n"
+    page += "sglang:spec_verify_calls_total 3200\nsglang:num_requests_total 10\n"
+    with serving({"/metrics": (200, page)}) as url:
+        assert read_counts("sglang", url) == SpeculationCounts(3200, 12800, 4800)
+    with serving({"/metrics": (200, page.replace("3200", "100"))}) as url:  # more than these could have accepted
+        assert read_counts("sglang", url).drafts == 2670
+
+
 def sglang_counted(drafted: str, accepted: str, *histogram: str) -> dict[str, Any]:
     return {"spec_verify_ct": 10, drafted: 30, accepted: 9} | {key: [4, 4, 1, 1] for key in histogram}
 

@@ -203,19 +203,33 @@ def test_flags_name_the_setting() -> None:
 def test_the_docs_name_what_engines_run_as_their_table_does() -> None:
     pages = [*Path("docs").glob("*.md"), Path("README.md")]
     served = {name: engine for name, engine in ENGINES.items() if not engine.loop}
-    lines = Path("docs/serving.md").read_text().splitlines()
-    heading, _, *rows = lines[lines.index(next(line for line in lines if line.startswith("| engine | language"))) :][:5]
-    shown = {
-        row[0].split(" ")[0]: row[1:] for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in rows)
-    }
-    kinds = [cell.strip() for cell in heading.split("|")[2:-1]]
-    assert {name: dict(zip(kinds, cells, strict=True)) for name, cells in shown.items()} == {
-        name: engine.drafters for name, engine in served.items()
-    }
-    named = {name for engine in served.values() for name in engine.drafters.values()} | {"custom_class"}
+    lines = [line.strip("| ").split(" | ") for line in Path("docs/serving.md").read_text().splitlines()]
+    at = next(number for number, cells in enumerate(lines) if cells[0] == "drafter")
+    engines, rows = lines[at][1:], lines[at + 2 :]
+    rows = rows[: next(number for number, cells in enumerate(rows) if len(cells) < 2)]
+    assert engines == [f"{name} ({engine.version})" for name, engine in served.items()]
+    for column, (name, engine) in enumerate(served.items(), start=1):
+        assert {cells[0]: cells[column] for cells in rows if cells[column] != "none"} == engine.drafters, name
+        assert set(engine.drafters.values()) <= set(engine.runs), name
+        assert engine.source, name
+    named = {name for engine in served.values() for name in engine.runs}
     for page in pages:
         used = re.findall(r'(?:--spec-type |"method": "|--speculative-algorithm )([\w-]+)', page.read_text())
         assert set(used) <= named, page
+
+
+def test_drafters_of_a_target_s_own_and_those_that_fill_masks() -> None:
+    mtp, pard = Deployment("big", "big", drafter="mtp"), Deployment("big", "masks", drafter="pard")
+    config = json.loads(option(shlex.split(engine_of("vllm").flags("fixed:2", mtp)), "--speculative-config"))
+    assert config == {"method": "mtp", "num_speculative_tokens": 2}
+    sglang = shlex.split(engine_of("sglang").flags("fixed:2", mtp))
+    assert option(sglang, "--speculative-algorithm") == "NEXTN"
+    assert "--speculative-draft-model-path" not in sglang
+    llama = shlex.split(engine_of("llama-server").flags("fixed:2", mtp))
+    assert (option(llama, "--spec-type"), option(llama, "--spec-draft-n-max")) == ("draft-mtp", "2")
+    assert "--spec-draft-model" not in llama
+    config = json.loads(option(shlex.split(engine_of("vllm").flags("fixed:6", pard)), "--speculative-config"))
+    assert config == {"method": "draft_model", "model": "masks", "parallel_drafting": True, "num_speculative_tokens": 6}
 
 
 def test_settings_as_files() -> None:

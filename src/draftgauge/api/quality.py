@@ -20,9 +20,8 @@ from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import in_turn
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import choose_device, free_bytes, release_unused, upload
-from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.fingerprint import weight_bytes_of
-from draftgauge.models.loading import load_model, load_tokenizer
+from draftgauge.models.loading import load_model, load_tokenizer, made_by_others
 from draftgauge.traces.run import Run
 
 QUALITY_NAME = "quality.json"
@@ -46,7 +45,7 @@ def measure_quality(request: ProfileRequest, runs: Sequence[Path], progress: Pro
         for name, run in zip(names, runs, strict=True)
         if name in COMPRESSIONS and name != UNCOMPRESSED and not read_quality(run)
     }
-    if not missing or is_gguf(target) or request.prompts.turns > 1:
+    if not missing or made_by_others(target) or request.prompts.turns > 1:
         return
     device = choose_device(request.pair.machine.device)
     free = free_bytes(device)

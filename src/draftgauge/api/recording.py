@@ -16,6 +16,7 @@ from draftgauge.api.pair import Pair, load_pair, sampling_of
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import note_differences, usable_answers
+from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import Job, Outcome, execute
 from draftgauge.core.files import file_sha256, require_writable
@@ -39,6 +40,7 @@ from draftgauge.traces.manifest import CODE_OPTIONS, COSTS_NAME, Manifest, Model
 from draftgauge.traces.run import Run
 from draftgauge.traces.writer import PATIENCE, TraceWriter, join_parts, part_folder
 
+LLAMA_CPP = "llama.cpp"  # in a manifest's environment: its instruction sets
 RETRIES = 2  # of a part whose worker died; it goes on where it was
 
 
@@ -47,6 +49,8 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
     device = pair.target.spec.device
     fingerprints = pair.fingerprints()
     machine = environment()
+    kernels = pair.target.spec.kernels or ("" if pair.draft is None else pair.draft.spec.kernels)
+    machine |= {LLAMA_CPP: kernels} if kernels else {}
     outputs = None if request.outputs is None else OutputsEntry(str(request.outputs), file_sha256(request.outputs))
 
     def entry(role: str, model: Any, attention: str, compression: str) -> ModelEntry:
@@ -65,7 +69,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         draft = None
         if pair.draft_name is not None:
             attention = "" if pair.draft is None else pair.draft.spec.attention
-            held = "" if pair.draft_source.engine.startswith("gguf") else compression  # a file is as it was made
+            held = held_as(compression, pair.draft_source.engine)
             draft = entry("draft", pair.draft_source, attention, draft_compression(held))
         return Manifest(
             draftgauge=machine["versions"].get("draftgauge", "not installed"),

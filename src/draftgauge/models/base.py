@@ -18,11 +18,12 @@ class ModelSpec:
 
     Attributes:
         context: longest sequence in tokens.
-        engine: "lean", "static", "modules", "gguf" or "gguf-fast"; see docs/engines.md.
+        engine: "lean", "static", "modules", "gguf", "openvino", or one of these with "-fast"; see docs/engines.md.
         attention: which attention transformers was loaded with.
         context_reason: why ``context`` is less than the configuration says; empty if it is not.
         branches: the most branches that grow together.
         recurrent: whether rolling back takes work, as states have to be made again.
+        kernels: of the gguf engines, instruction sets that the library uses, and how it holds the weights.
     """
 
     vocabulary: int
@@ -35,6 +36,7 @@ class ModelSpec:
     context_reason: str = ""
     branches: int = 1 << 30
     recurrent: bool = False
+    kernels: str = ""
 
     @property
     def keeps_on_device(self) -> bool:
@@ -63,7 +65,8 @@ class CachedModel(Protocol):
 
     @property
     def module(self) -> PreTrainedModel:
-        """The transformers model behind it with the same weights: None in the gguf engine, which has none."""
+        """The transformers model behind it with the same weights: None in the gguf and openvino engines, which
+        have none."""
 
     @property
     def length(self) -> int:

@@ -23,7 +23,7 @@ from draftgauge.judging.verdict import Verdict, recommend, verdict_of
 from draftgauge.policies.registry import FIXED
 from draftgauge.policies.spec import make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.serving.engines import LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
+from draftgauge.serving.engines import ENGINES, LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, conversations
 
@@ -42,7 +42,7 @@ def advise_settings(
     costs in the engine.
 
     The setting advised is the simplest that is level with the fastest, see
-    :func:`~draftgauge.judging.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
+    :func:`~draftgauge.judging.verdict.recommended`. Of fixed lengths only the best one is a candidate, chosen on the
     design's training prompts where it has any.
 
     Args:
@@ -95,11 +95,9 @@ def flags_of(
     return f"{shlex.join(fit)}\n{engine.flags(FITTED_FILE, deployment)}"
 
 
-SWITCHES = {  # where engines have the rules for whole batches
-    "adaptive-verification": 'vLLM: "enable_adaptive_verification": true in --speculative-config',
-    "confidence-scheduled": "a checkpoint with DSpark's confidence head",
-    "sglang-adaptive": "SGLang: --speculative-adaptive",
-}
+SWITCHES = {"confidence-scheduled": "a checkpoint with DSpark's confidence head"} | {
+    rule: f"{engine.name}: {how}" for engine in ENGINES.values() for rule, how in engine.adaptive.items()
+}  # where engines have the rules for whole batches
 
 
 def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:
@@ -154,9 +152,8 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> Replay
 
 
 def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:
-    """The least constant chance of acceptance at which some fixed length pays on average over the positions of a trace;
-    0 if one does without any, None if none does at 1.
-    """
+    """The least constant chance of acceptance at which some fixed length pays on average over a trace's positions. It
+    is 0 if one does without any, None if none does at 1."""
     contexts, lengths = context_lengths(trace), np.arange(1, trace.gamma_max + 1)
     plain = np.interp(contexts, costs.contexts, costs.plain).mean()
     steps = np.array([costs.step_seconds(int(length), contexts).mean() for length in lengths]) / plain

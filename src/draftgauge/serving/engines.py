@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.compressions import COMPRESSED_BEFORE
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LEAST, LONGEST
 from draftgauge.policies.registry import FIXED, compared_policies
@@ -21,6 +22,7 @@ from draftgauge.traces.manifest import Manifest
 PLAIN = "plain"
 P_MIN = "p-min:"
 LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH, DSPARK = "language_model", "prompt_lookup", "eagle3", "dflash", "dspark"
+MTP, PARD = "mtp", "pard"  # a head in the target's own checkpoint; a draft model that fills masks
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
@@ -60,13 +62,18 @@ class Engine:
 
     name: str  # as ``--engine`` has it
     flags: Callable[[str, Deployment], str]  # what to paste for a setting
-    drafters: Mapping[str, str] = field(default_factory=dict)  # this and the next six: see engines.toml
+    drafters: Mapping[str, str] = field(default_factory=dict)  # this and the next eleven: see engines.toml
     policies: bool = True
     p_min: bool = False
     exported: Sequence[str] = ()
     metrics: str = ""
     answers: Sequence[str] = ()
     started: str = ""
+    version: str = ""
+    source: str = ""
+    runs: Sequence[str] = ()
+    adaptive: Mapping[str, str] = field(default_factory=dict)
+    synthetic: str = ""
 
     @property
     def loop(self) -> bool:
@@ -75,11 +82,12 @@ class Engine:
 
     def priced_by(self, recorded: str) -> bool:
         """Whether a step costs in it what was measured where a run was recorded, in the engine ``recorded``."""
-        return self.name == "draftgauge" or (self.loop and (self.name == "gguf") == recorded.startswith("gguf"))
+        elsewhere = next((name for name in COMPRESSED_BEFORE if recorded.startswith(name)), "transformers")
+        return self.name in ("draftgauge", elsewhere)
 
     def settings(self, gamma_max: int, own: Sequence[str] | None = (), kind: str | None = LANGUAGE_MODEL) -> list[str]:
         """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run with this
-        kind of drafter: ``own``, by spec or fitted file, or those that are compared by default; no policies if None.
+        kind of drafter. Rules are ``own``, by spec or fitted file, or those compared by default; no policies if None.
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
         lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})
@@ -198,7 +206,7 @@ def _llama_server(setting: str, deployment: Deployment) -> str:
     options = _llama_settings(setting, deployment)
     words = [] if deployment.drafter is None else ["llama-server", "--model", _gguf_or(deployment.target, "TARGET")]
     convert, draft = "", _gguf_or(deployment.draft, "DRAFT")
-    if options and deployment.drafter not in (None, LOOKUP):
+    if options and deployment.drafter not in (None, LOOKUP, MTP):
         words += ["--spec-draft-model", draft]
         if deployment.drafter != LANGUAGE_MODEL and draft != deployment.draft:
             source = ["python", "convert_hf_to_gguf.py", deployment.draft, "--target-model-dir", deployment.target]
@@ -221,7 +229,9 @@ def _vllm_config(setting: str, deployment: Deployment) -> dict[str, Any]:
         return {"method": "custom_class", "model": PROPOSER} | tokens
     if deployment.drafter == LOOKUP:  # vLLM's own takes the first occurrence of the longest n-gram too
         return {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": LEAST} | tokens
-    return {"method": ENGINES["vllm"].drafters[deployment.drafter], "model": deployment.draft} | tokens
+    method = {"method": ENGINES["vllm"].drafters[deployment.drafter]}
+    method |= {} if deployment.drafter == MTP else {"model": deployment.draft}
+    return method | ({"parallel_drafting": True} if deployment.drafter == PARD else {}) | tokens
 
 
 def _vllm(setting: str, deployment: Deployment) -> str:
@@ -246,7 +256,7 @@ def _sglang(setting: str, deployment: Deployment) -> str:
         words += _tokenizer("--tokenizer-path", deployment)
     if length and kind is not None:
         words += ["--speculative-algorithm", ENGINES["sglang"].drafters[kind]]
-        words += [] if kind == LOOKUP else ["--speculative-draft-model-path", deployment.draft]
+        words += [] if kind in (LOOKUP, MTP) else ["--speculative-draft-model-path", deployment.draft]
     if length:
         chain = ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
         own = {LOOKUP: ["--speculative-ngram-max-bfs-breadth", "1"], DFLASH: []}
