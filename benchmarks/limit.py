@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import RESULTS, ROOT, console, save
+from common import RESULTS, ROOT, console
 
-from draftgauge.core.provenance import environment, read_measurement
+from draftgauge.core.provenance import environment, read_measurement, write_measurement
 
 NAME = "limit.json"
 BEFORE = "c8bda376"  # the revision whose engine held larger models unpacked
@@ -95,7 +96,9 @@ def main() -> None:
                     worker.measure()
             turns = [{"model": model, **each} for worker in workers for each in worker.turns]
             rows = [{"model": model, **worker.row()} for worker in workers]
-            save(args.out, NAME, [*others, *turns, *rows, *ratios(model, rows, weights, read)])
+            args.out.mkdir(parents=True, exist_ok=True)
+            measured = [*others, *turns, *rows, *ratios(model, rows, weights, read)]
+            write_measurement(args.out / NAME, shlex.join(_short(word) for word in sys.argv), measured)
         for worker in workers:
             worker.close()
     for row in read_measurement(args.out / NAME).rows:
@@ -153,7 +156,7 @@ class Worker:
         except (OSError, ValueError):
             self.process.wait()
             self.log.seek(0)
-            self.reason = (self.log.read().strip().splitlines() or ["it ended"])[-1][:300]
+            self.reason = " ".join(map(_short, (self.log.read().strip().splitlines() or ["it ended"])[-1].split()))
             return
         self.turns.append({"setup": self.setup.name, "turn": len(self.turns)} | turn)
         console.print(f"{self.setup.name}: {turn}", highlight=False)
@@ -286,12 +289,18 @@ def bytes_of(model: str) -> tuple[float, float]:
 
 
 def _kept(path: Path) -> list[dict[str, Any]]:
-    """Rows measured before on this machine."""
+    """Rows measured before on this machine, at this revision."""
     if not path.is_file():
         return []
     kept = read_measurement(path)
-    same = all(kept.environment.get(name) == environment()[name] for name in ("cpu", "cores"))
+    same = all(kept.environment.get(name) == environment()[name] for name in ("cpu", "cores", "revision"))
     return [dict(row) for row in kept.rows] if same else []
+
+
+def _short(word: str) -> str:
+    """A path without the folders that are this machine's own."""
+    named, found, path = word.rpartition("=")
+    return named + found + (Path(path).name if path.startswith("/") else path)
 
 
 def _seconds(act: Callable[[], Any]) -> float:

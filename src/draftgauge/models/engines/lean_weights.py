@@ -86,7 +86,7 @@ def fuse(model: PreTrainedModel, owned: bool = False) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
     On a CPU linears are packed where that pays. An ``owned`` model gives its weights up for it, layer by layer, and
-    ``packing.restore`` gives them back; another one of up to 2 GiB keeps them beside packed copies. Otherwise the
+    ``packing.restore`` gives them back. Another one of up to 2 GiB keeps them beside packed copies. Otherwise the
     model's own linears become views of the fused weights. Quantised linears and experts are called as they are.
     """
     reason = why_not_lean(model)
