@@ -18,16 +18,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from common import RESULTS, ROOT, console
 
 from draftgauge.core.provenance import environment, read_measurement, write_measurement
+from draftgauge.models.compression import cpu_has_bfloat16
+from draftgauge.models.device import free_bytes
 
 NAME = "limit.json"
 BEFORE = "c8bda376"  # the revision whose engine held larger models unpacked
 CONTEXT, DECODED, PASSES, VERIFIED, TURNS = 256, 16, 6, 4, 5
+HELD = 6  # times the weights: what all setups hold together, about
 READ = 1 << 30  # bytes that the memory's speed is read from
 BF16 = "the processor does not multiply bfloat16"
 
@@ -52,7 +57,7 @@ class Ratio(NamedTuple):
     most: float | None = None
 
 
-FULL = "draftgauge, bf16"
+FULL = "draftgauge, full"  # bf16 where the processor has it, else fp32
 RATIOS = (
     Ratio(FULL, f"draftgauge at {BEFORE}", 2.2),
     Ratio(FULL, "llama.cpp, bf16", 1.2),
@@ -84,20 +89,24 @@ def main() -> None:
     model, kept = Path(args.model).name, _kept(args.out / NAME)
     own = [row for row in kept if row["model"] == model and "turn" in row]
     others = [row for row in kept if row["model"] != model]
-    weights, read = bytes_of(args.model)
+    full = "bf16" if cpu_has_bfloat16() else "fp32"
+    weights, read = (each * (1 if full == "bf16" else 2) for each in bytes_of(args.model))
     with tempfile.TemporaryDirectory() as folder:
         workers = [
             Worker(setup, [row for row in own if row["setup"] == setup.name], Path(folder), args.before)
             for setup in setups(args.model, args.gguf, args.openvino, args.before)
         ]
-        for turn in range(TURNS):
-            for worker in workers:
-                if len(worker.turns) <= turn and not worker.reason and time.monotonic() < until:
-                    worker.measure()
+        # Of models that do not fit side by side each is loaded anew at its turn.
+        alone = HELD * weights > (free_bytes(torch.device("cpu")) or 0)
+        args.out.mkdir(parents=True, exist_ok=True)
+        for turn, worker in product(range(TURNS), workers):
+            if len(worker.turns) <= turn and not worker.reason and time.monotonic() < until:
+                worker.measure()
+                if alone:
+                    worker.close()
             turns = [{"model": model, **each} for worker in workers for each in worker.turns]
             rows = [{"model": model, **worker.row()} for worker in workers]
-            args.out.mkdir(parents=True, exist_ok=True)
-            measured = [*others, *turns, *rows, *ratios(model, rows, weights, read)]
+            measured = [*others, *turns, *rows, *ratios(model, rows, (weights, read), full)]
             write_measurement(args.out / NAME, shlex.join(_short(word) for word in sys.argv), measured)
         for worker in workers:
             worker.close()
@@ -108,13 +117,11 @@ def main() -> None:
 
 def setups(model: str, gguf: list[str], openvino: list[str], before: str) -> Iterator[Setup]:
     """What can be tried of a model, in the order of the table."""
-    from draftgauge.models.compression import cpu_has_bfloat16
-
     full, lacking = ("bf16", "") if cpu_has_bfloat16() else ("fp32", BF16)
     yield Setup("memory", "memory")
     if before:
         yield Setup(f"draftgauge at {before}, {full}", "ours", model, full)
-    yield Setup(FULL, "ours", model, "bf16", reason=lacking)
+    yield Setup("draftgauge, bf16", "ours", model, "bf16", reason=lacking)
     if lacking:
         yield Setup("draftgauge, fp32", "ours", model, "fp32")
     yield Setup("draftgauge, int8-weight", "ours", model, "int8-weight")
@@ -171,6 +178,7 @@ class Worker:
         """End the process."""
         if self.process is not None:
             self.process.communicate()
+            self.process = None
             self.log.close()
 
     def _paths(self) -> dict[str, str]:
@@ -194,16 +202,12 @@ def work(setup: Setup) -> None:
 
 def memory_turn(_: Setup) -> Callable[[], dict[str, float]]:
     """Bytes a second that reading memory reaches."""
-    import torch
-
     values = torch.ones(READ // 4)
     return lambda: {"bytes_per_second": READ / min(_seconds(values.sum) for _ in range(PASSES))}
 
 
 def our_turn(setup: Setup) -> Callable[[], dict[str, float]]:
     """A model behind draftgauge's contract."""
-    import torch
-
     from draftgauge.models.loading import load_model
 
     start = _resident()
@@ -232,7 +236,6 @@ def our_turn(setup: Setup) -> Callable[[], dict[str, float]]:
 
 def transformers_turn(setup: Setup) -> Callable[[], dict[str, float]]:
     """``generate`` of transformers, without the time of the prompt."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     start = _resident()
@@ -254,13 +257,15 @@ def transformers_turn(setup: Setup) -> Callable[[], dict[str, float]]:
     return turn
 
 
-def ratios(model: str, rows: list[dict[str, Any]], weights: float, read: float) -> Iterator[dict[str, Any]]:
+def ratios(model: str, rows: list[dict[str, Any]], sizes: tuple[float, float], full: str) -> Iterator[dict[str, Any]]:
     """What is to be reached, and what is; ``ratio`` is None where one of both could not run."""
 
     def measured(beginning: str, name: str) -> float | None:
         return next((row[name] for row in rows if row["setup"].startswith(beginning) and name in row), None)
 
-    for wanted in RATIOS:
+    weights, read = sizes
+    for asked in RATIOS:
+        wanted = asked._replace(figure=asked.figure.replace("full", full))
         figure, other = measured(wanted.figure, "tokens_per_second"), measured(wanted.over, "tokens_per_second")
         if wanted.over == "memory":
             speed = measured("memory", "bytes_per_second")
@@ -292,9 +297,11 @@ def _kept(path: Path) -> list[dict[str, Any]]:
     """Rows measured before on this machine, at this revision."""
     if not path.is_file():
         return []
-    kept = read_measurement(path)
-    same = all(kept.environment.get(name) == environment()[name] for name in ("cpu", "cores", "revision"))
-    return [dict(row) for row in kept.rows] if same else []
+    kept, now = read_measurement(path), environment()
+    same = all(kept.environment.get(name) == now[name] for name in ("cpu", "cores"))
+    # The file itself, once written, makes the checkout differ from its revision.
+    before, after = (str(each["revision"]).removesuffix("-dirty") for each in (kept.environment, now))
+    return [dict(row) for row in kept.rows] if same and before == after else []
 
 
 def _short(word: str) -> str:
