@@ -200,7 +200,9 @@ def _bench(
     if costs is None and any(policy.weighs_cost for policy in compared.named):
         costs = pair_costs(pair, request.costs, gamma_max, progress=progress)
     held = held_as(pair.compression, pair.target.spec.engine)
-    made = with_objects({p.text: p.make(gamma_max, costs, held) for p in compared.named}, compared.objects)
+    made = with_objects(
+        {p.text: p.make(pair.longest(gamma_max), costs, held) for p in compared.named}, compared.objects
+    )
     if request.datastore is not None:
         decoded = [tokens for _, tokens in prompts]
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))
