@@ -36,7 +36,8 @@ def measure_quality(request: ProfileRequest, runs: Sequence[Path], progress: Pro
     """Write each compressed run's ``kl`` and ``agreement`` beside it, where they are not known yet.
 
     ``kl`` is the mean of ``KL(uncompressed || compressed)`` in nats. ``agreement`` is the share of positions where both
-    choose the same token. Texts are the beginnings of 20 outputs of the first run. One model is loaded at a time. Left out of files that come quantised, of later turns, and where the uncompressed target does not fit.
+    choose the same token. Texts are the beginnings of 20 outputs of the first run. One model is loaded at a time.
+    Files that come quantised, later turns, and an uncompressed target that does not fit are left out.
     """
     target, names = target_of(request.pair), request.pair.compression
     missing = {

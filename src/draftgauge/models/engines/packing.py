@@ -1,6 +1,7 @@
 """Linears on a CPU, laid out once for oneDNN where a measurement of some milliseconds says that this pays.
 
-oneDNN multiplies by weights that were laid out for it once. These are the operators that TorchInductor calls for frozen weights.
+oneDNN multiplies by weights that were laid out for it once.
+These are the operators that TorchInductor calls for frozen weights.
 """
 
 from __future__ import annotations
