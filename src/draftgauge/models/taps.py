@@ -80,7 +80,7 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
             f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the "
             "model itself"
         )
-    skeleton = skeleton_of(model)
+    skeleton = model.skeleton if isinstance(model, LeanModel) else model.module
     config = skeleton.config.get_text_config()
     devices = {str(parameter.device) for parameter in skeleton.parameters()}
     if plan.kv_layers and len(devices) > 1:

@@ -178,7 +178,7 @@ def _packed(packed: Tensor, bias: Tensor | None, two: bool) -> Multiply:
     return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
-def _joined(parts: Sequence[nn.Parameter], share: bool) -> Tensor:
+def _joined(parts: Sequence[Tensor], share: bool) -> Tensor:
     """Parameters side by side along their rows; with ``share`` each one then reads its part of the whole."""
     if share and len(parts) == 1:
         return parts[0].detach()
