@@ -56,6 +56,10 @@ def test_the_layout_is_the_one_that_is_timed_as_the_fastest(times, expected, mon
     monkeypatch.setattr(packing, "_seconds", lambda *_: next(asked))
     model = tiny_model()
     assert packing_of(model, owned=True).layout == expected
+    assert len(packing._some([torch.empty(3, 4), torch.empty(2, 4)])) == 2
+    monkeypatch.setattr(packing, "TIMED", 1)
+    assert [len(each) for each in packing._some([torch.empty(3, 4), torch.empty(2, 4)])] == [2]
+    monkeypatch.setattr(packing, "TIMED", 32 << 20)
     monkeypatch.setattr(packing, "_seconds", None)  # a process times once
     assert packing_of(tiny_model(), owned=True).layout == expected
 

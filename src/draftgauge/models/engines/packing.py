@@ -90,7 +90,7 @@ def packing_of(model: nn.Module, owned: bool) -> Packing:
         return Packing(Layout(packed=False))
     can = packs(model) if not owned else _packable(weights[0])
     timed = _some(weights)
-    if sum(map(_bytes, weights)) < TIMED_FROM:
+    if not timed or sum(map(_bytes, weights)) < TIMED_FROM:
         return Packing(Layout(can), owned, kept)
     key = (can, weights[0].dtype, torch.get_num_threads(), *(tuple(each.shape) for each in timed))
     if key not in _CHOSEN:
@@ -124,12 +124,13 @@ def _cpu_multiplies(weight: Tensor) -> bool:
 
 
 def _some(weights: Sequence[Tensor]) -> list[Tensor]:
-    """The first weights of layers, up to ``TIMED`` bytes; the smallest are left out, as they are never packed."""
+    """The first weights of layers, up to ``TIMED`` bytes, or the smallest one that is ever packed."""
     chosen: list[Tensor] = []
-    for weight in weights:
-        if weight.numel() >= PACK_FROM and sum(map(_bytes, chosen)) + weight.nbytes <= TIMED:
+    worth = [weight for weight in weights if weight.numel() >= PACK_FROM]
+    for weight in worth:
+        if sum(map(_bytes, chosen)) + weight.nbytes <= TIMED:
             chosen.append(weight)
-    return chosen
+    return chosen or sorted(worth, key=_bytes)[:1]
 
 
 def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
