@@ -26,8 +26,12 @@ PACK_FROM = 1 << 16  # elements of a weight: below, the call itself costs more t
 PACK_TOKENS = 8  # the number of tokens that the layout is chosen for
 VERIFIED = 4  # tokens of the pass that is timed beside that of one token
 TIMED = 32 << 20  # bytes of weights that are timed: more than caches near a core hold
+REPEATS = 6
 TIMED_FROM = 16 << 20  # a smaller model is packed untimed
-MARGIN = 0.93  # of the time: what is less surely faster is not chosen, so that each load chooses alike
+MARGIN, UNPACKED_MARGIN = (
+    0.9,
+    0.8,
+)  # of the time: what is less surely faster is not chosen, so that each load chooses alike
 
 
 class Layout(NamedTuple):
@@ -143,7 +147,8 @@ def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
             found[Layout(packed, two)] = _seconds(through, weights, 1), _seconds(through, weights, VERIFIED)
     best = Layout(packed=can)
     for layout, times in found.items():
-        if sum(times) < MARGIN * sum(found[best]):
+        margin = MARGIN if layout.packed == best.packed else UNPACKED_MARGIN
+        if sum(times) < margin * sum(found[best]):
             best = layout
     if not can and weights and weights[0].dtype != torch.float32:
         one, several = found[best]
@@ -156,14 +161,15 @@ def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
 
 
 def _seconds(through: Sequence[Multiply], weights: Sequence[Tensor], rows: int) -> float:
+    """The sum of each weight's least time: a single multiplication is shorter than what interrupts it."""
     inputs = [weight.new_ones(rows, weight.shape[1]) for weight in weights]
-    best = float("inf")
-    for _ in range(4):  # the first of which warms up
-        begun = time.perf_counter()
-        for multiply, x in zip(through, inputs, strict=True):
+    best = [float("inf")] * len(weights)
+    for _ in range(REPEATS):  # over all weights in turn, so that caches do not hold the one that comes next
+        for place, (multiply, x) in enumerate(zip(through, inputs, strict=True)):
+            begun = time.perf_counter()
             multiply(x)
-        best = min(best, time.perf_counter() - begun)
-    return best
+            best[place] = min(best[place], time.perf_counter() - begun)
+    return sum(best)
 
 
 def _plain(weight: Tensor, bias: Tensor | None, two: bool) -> Multiply:
