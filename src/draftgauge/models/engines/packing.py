@@ -28,10 +28,8 @@ VERIFIED = 4  # tokens of the pass that is timed beside that of one token
 TIMED = 32 << 20  # bytes of weights that are timed: more than caches near a core hold
 REPEATS = 6
 TIMED_FROM = 16 << 20  # a smaller model is packed untimed
-MARGIN, UNPACKED_MARGIN = (
-    0.9,
-    0.8,
-)  # of the time: what is less surely faster is not chosen, so that each load chooses alike
+# Shares of the time: what is less surely faster is not chosen, so that each load chooses alike.
+MARGIN, UNPACKED_MARGIN = 0.9, 0.8
 
 
 class Layout(NamedTuple):
