@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
 from draftgauge.judging.contexts import advice_by_context
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.replay import can_replay, replay_lengths
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
@@ -42,6 +43,7 @@ from draftgauge.serving.engines import (
     setting_length,
     settings_document,
 )
+from draftgauge.serving.exchange import acceptance_document, acceptance_of, conditional
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
@@ -115,6 +117,8 @@ def advise(request: AdviseRequest) -> list[Row]:
     engine = engine_of(request.engine)
     if request.folder is not None and request.requests is not None:
         raise DraftgaugeError("advice is from a recorded run or from --requests, not from both: leave one out")
+    if request.export_acceptance is not None:
+        require_writable_file(request.export_acceptance)
     if request.settings is not None:
         if engine.loop:
             raise DraftgaugeError(f"{engine.name} takes its setting as an argument, not from a file: no --settings")
@@ -287,6 +291,7 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     fitted = fitted_here(source.own, design, source.curve) if fits else {}
     judged, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
+    _export(request, acceptance_of(trace), lengths[min(lengths)])
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | it for it in judged]
     for row in rows:
         if len(trace.prompts) == 1:
@@ -354,6 +359,7 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         for length in range(len(committed))
     ]
     if request.costs is None:
+        _export(request, {ALL_TASKS: conditional(survival)}, 0)
         return rows
     curves = read_costs(request.costs, engine.name)
     speeds = {batch: _speeds(curve, committed) for batch, curve in curves.items()}
@@ -366,9 +372,17 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
     rows = rows[: len(speeds[batch])]
     best = rows[lengths[batch]]
     best["recommended"] = True
+    _export(request, {ALL_TASKS: conditional(survival)}, lengths[batch])
     verdict = verdict_of([row | {"prompts": counts.drafts} for row in rows], unit="drafts of a server")
     _advise(request, engine, best, verdict, lengths, Deployment(drafter=None))
     return rows
+
+
+def _export(request: AdviseRequest, rates: Mapping[str, Sequence[float]], length: int) -> None:
+    if request.export_acceptance is not None:
+        source = str(request.folder or request.requests or request.url)
+        document = acceptance_document(source, rates, length)
+        atomic_write_text(request.export_acceptance, json.dumps(document, indent=1) + "\n")
 
 
 def _speeds(curve: CostCurve, committed: list[float]) -> list[float]:
