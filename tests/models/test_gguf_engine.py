@@ -29,6 +29,7 @@ from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
 from draftgauge.policies.spec import make_policy
+from draftgauge.traces.run import Run
 from gguf_files import need_libllama, write_gguf
 from linear_costs import LinearCosts
 from tiny import tiny_tokenizer
@@ -172,6 +173,7 @@ def test_quantised_files_decode_losslessly(files: dict[str, Path], prompts: list
 def test_the_fast_engine_is_near_the_exact_one(files: dict[str, Path], prompts: list[list[int]]) -> None:
     exact, fast = GgufModel(files["target"]), GgufModel(files["target"], "gguf-fast")
     assert fast.spec.engine == "gguf-fast"
+    assert fast.spec.kernels == exact.spec.kernels.replace("as in the file", "repacked")
     text = torch.tensor(prompts[0])
     assert (exact.forward(text) - fast.forward(text)).abs().max() < 0.1
 
@@ -208,7 +210,10 @@ def test_the_verbs_take_gguf_files(files: dict[str, Path], tmp_path: Path) -> No
     models = ["--target", str(files["target"]), "--drafter", str(files["draft"])]
     models += ["--tokenizer", str(reference_path("target"))]
     small = ["--limit", "2", "--max-new-tokens", "24", "--gamma-max", "4", "--cost-seconds", "0.5"]
-    succeeds("profile", "--out", str(run), *models, *small)
+    shown = succeeds("profile", "--out", str(run), *models, *small)
+    kernels = Run(run).manifest.environment["llama.cpp"]
+    assert kernels.endswith("; weights as in the file")
+    assert f"llama.cpp: {kernels}." in " ".join(shown.stdout.split())
     succeeds("advise", str(run), "--engine", "gguf", "--json", str(tmp_path / "advice.json"))
     rows = rows_of(tmp_path / "advice.json")
     assert [row["policy"] for row in rows[:5]] == ["plain", *(f"fixed:{length}" for length in range(1, 5))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +70,60 @@ def test_other_structures_are_refused() -> None:
     del library.llama_memory_seq_cp
     with pytest.raises(AttributeError, match="seq_cp"):
         declare(library)
+
+
+def test_a_build_with_kernels_beside_it_goes_before_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    chosen, package, server = (tmp_path / name for name in ("chosen", "package", "system/bin"))
+    for folder, *names in (
+        (chosen, "libllama.v0.5.0.so", "libllama-common.so"),
+        (package, "xllamacpp.abi3.so"),
+        (server, "llama-server", "libllama.so", "libggml-cpu-zen4.so"),
+    ):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("")
+            (folder / name).chmod(0o755)
+    found = {"xllamacpp": SimpleNamespace(submodule_search_locations=[str(package)])}
+    monkeypatch.setattr(gguf_library, "find_spec", found.get)
+    monkeypatch.setenv("PATH", str(server))
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    assert gguf_library._libraries() == [server / "libllama.so", package / "xllamacpp.abi3.so"]
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(chosen))
+    assert gguf_library._libraries()[0] == chosen / "libllama.v0.5.0.so"
+
+
+def test_kernels_beside_a_library_are_loaded_and_threads_wait_as_the_machine_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "libggml-cpu-haswell.so").write_text("")
+    library, loaded = fake(), list[bytes]()
+    library.ggml_backend_load_all_from_path = loaded.append
+    monkeypatch.setattr(gguf_library, "_libraries", lambda: [tmp_path / "libllama.so"])
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: library)
+    for others, waits in ((0.1, {"GOMP_SPINCOUNT": "20000"}), (1.5, {"OMP_WAIT_POLICY": "passive"})):
+        monkeypatch.setattr(gguf_library, "machine_load", lambda others=others: {"other_cores": others, "cores": 2})
+        monkeypatch.setattr(gguf_library.os, "environ", environment := dict[str, str]())
+        assert libllama.__wrapped__() is library
+        assert environment == waits
+    assert loaded == 2 * [str(tmp_path).encode()]
+
+
+def test_instruction_sets_that_lie_idle_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = b"CPU : AVX = 1 | AVX2 = 1 | AVX512 = 0 | FMA = 1 | LLAMAFILE = 1 | REPACK = 1 | "
+    monkeypatch.setattr(gguf_library, "libllama", lambda: SimpleNamespace(llama_print_system_info=lambda: said))
+    monkeypatch.setattr(gguf_library, "processor_sets", lambda: ["AVX2", "AVX512", "AVX512_BF16"])
+    with pytest.warns(UserWarning, match="leaves AVX512, AVX512_BF16 of the processor unused.*LLAMA_CPP_LIB_PATH"):
+        assert gguf_library.instruction_sets.__wrapped__() == ("AVX", "AVX2", "FMA")
+
+
+def test_weights_are_not_repacked_where_that_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"q8_0.gguf": "7", "q4_k_m.gguf": "15"}
+    monkeypatch.setattr(gguf_library, "open_model", lambda path, vocabulary_only: path)
+    monkeypatch.setattr(gguf_library, "metadata", lambda path, key: kinds[path.name])
+    monkeypatch.setattr(gguf_library, "libllama", lambda: SimpleNamespace(llama_model_free=lambda path: None))
+    for sets, repacked in ((("AVX2",), [True, True]), (("AVX2", "AMX_INT8"), [False, True])):
+        monkeypatch.setattr(gguf_library, "instruction_sets", lambda sets=sets: sets)
+        assert [gguf_library.can_repack(Path(name)) for name in kinds] == repacked
 
 
 def test_a_library_that_is_refused_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -103,6 +103,7 @@ def _cached(pair: Pair, gamma_max: int, sampling: Sampling) -> Path:
         "device": str(pair.target.spec.device),
         "draft_device": None if pair.draft is None else str(pair.draft.spec.device),
         "dtype": str(pair.target.spec.dtype),
+        "kernels": pair.target.spec.kernels,
         "gamma_max": gamma_max,
         "sampled": [not sampling.greedy, sampling.top_k > 0, sampling.top_p < 1],  # each takes time of its own
         **{name: machine[name] for name in _MACHINE},

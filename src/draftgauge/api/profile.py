@@ -15,6 +15,7 @@ from draftgauge.api.pair import Pair, labelled, load_pair, refuse_beside_pair, s
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
 from draftgauge.api.recording import (
+    LLAMA_CPP,
     check_batches,
     has_costs,
     make_manifests,
@@ -222,7 +223,7 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     minus 1. ``differing`` is the share of positions of a serving engine's answers whose token is not the target's
     choice. ``cost_doubt`` says why the costs are not to be trusted. Of a mixture of experts there are ``experts_1``,
     ``experts_2``, ...: how many different ones a layer reads to verify so many tokens, and ``verify_1_ms``, ...: how
-    long that takes.
+    long that takes. Of a GGUF file ``kernels`` names the instruction sets that llama.cpp used.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -251,6 +252,7 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "differing": None if noted is None else sum(differ) / part.positions,
                     "device": manifest.device,
                     "run": str(run),
+                    **({"kernels": manifest.environment[LLAMA_CPP]} if LLAMA_CPP in manifest.environment else {}),
                     **{f"experts_{count}": read for count, read in enumerate(costs.experts, 1)},
                     **{f"verify_{count}_ms": 1e3 * verify[count - 1] for count, _ in enumerate(costs.experts, 1)},
                 }

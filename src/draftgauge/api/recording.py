@@ -39,6 +39,7 @@ from draftgauge.traces.manifest import CODE_OPTIONS, COSTS_NAME, Manifest, Model
 from draftgauge.traces.run import Run
 from draftgauge.traces.writer import PATIENCE, TraceWriter, join_parts, part_folder
 
+LLAMA_CPP = "llama.cpp"  # in a manifest's environment: its instruction sets
 RETRIES = 2  # of a part whose worker died; it goes on where it was
 
 
@@ -47,6 +48,8 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
     device = pair.target.spec.device
     fingerprints = pair.fingerprints()
     machine = environment()
+    kernels = pair.target.spec.kernels or ("" if pair.draft is None else pair.draft.spec.kernels)
+    machine |= {LLAMA_CPP: kernels} if kernels else {}
     outputs = None if request.outputs is None else OutputsEntry(str(request.outputs), file_sha256(request.outputs))
 
     def entry(role: str, model: Any, attention: str, compression: str) -> ModelEntry:

@@ -48,6 +48,8 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
             counts = range(1, row["gamma_max"] + 2)
             by_count = [{"k": k, "ms": row[f"verify_{k}_ms"], "experts": row[f"experts_{k}"]} for k in counts]
             show_table("Verifying k tokens with a mixture of experts", by_count, EXPERT_COLUMNS)
+    for kernels in dict.fromkeys(row["kernels"] for row in rows if "kernels" in row):
+        say(f"llama.cpp: {kernels}.")
     if request.seconds is not None:
         _show_cut(request, rows)
     for compression, doubt in {row["compression"]: row["cost_doubt"] for row in rows}.items():

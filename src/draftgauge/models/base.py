@@ -23,6 +23,7 @@ class ModelSpec:
         context_reason: why ``context`` is less than the configuration says; empty if it is not.
         branches: the most branches that grow together.
         recurrent: whether rolling back takes work, as states have to be made again.
+        kernels: of the gguf engines, instruction sets that the library uses, and how it holds the weights.
     """
 
     vocabulary: int
@@ -35,6 +36,7 @@ class ModelSpec:
     context_reason: str = ""
     branches: int = 1 << 30
     recurrent: bool = False
+    kernels: str = ""
 
     @property
     def keeps_on_device(self) -> bool:

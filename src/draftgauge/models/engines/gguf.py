@@ -2,12 +2,13 @@
 
 In the engine ``gguf`` keys and values are float32 and attention is computed plainly. Logits agree with transformers' up
 to the rounding of differently ordered sums. llama.cpp's own defaults (float16 keys and values, flash attention) are
-faster on long texts and off by some thousandths; that is the engine ``gguf-fast``.
+faster on long texts and off by some thousandths; that is the engine ``gguf-fast``, which also repacks the weights.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from draftgauge.models.base import ModelSpec
 from draftgauge.models.engines.gguf_library import (
     INSTALL,
     Batch,
+    can_repack,
     end_tokens_of,
+    instruction_sets,
     last_error,
     libllama,
     metadata,
@@ -51,7 +54,8 @@ class GgufModel:
 
     def __init__(self, path: Path, engine: str = EXACT) -> None:
         """Load a GGUF file for the engine "gguf" or "gguf-fast"."""
-        self._model = open_model(path)
+        repack = engine == FAST and can_repack(path)
+        self._model = open_model(path, repack=repack)
         self._llama = libllama()
         self.eos_token_id = end_tokens_of(self._model)
         vocabulary = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self._model))
@@ -61,7 +65,9 @@ class GgufModel:
             reason = f"draftgauge gives GGUF files {LONGEST} of the {takes} that they take, all of it allocated at once"
         family = metadata(self._model, "general.architecture")
         device = torch.device("cpu")
-        self.spec = ModelSpec(vocabulary, context, device, torch.float32, family, engine, "", reason, BRANCHES)
+        kernels = f"{', '.join(instruction_sets())}; weights {'repacked' if repack else 'as in the file'}"
+        spec = ModelSpec(vocabulary, context, device, torch.float32, family, engine, "", reason, BRANCHES)
+        self.spec = replace(spec, kernels=kernels)
         self._context = self._open_context(path)
         self._memory = self._llama.llama_get_memory(self._context)
         self._batch = _Batch()

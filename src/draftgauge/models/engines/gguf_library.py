@@ -1,15 +1,17 @@
 """libllama through ctypes: finding the library, declaring what is used of it, opening files, reading vocabularies.
 
-The functions are declared here so that any build of libllama will do: that of llama-cpp-python, or that inside
-xllamacpp. llama.cpp changes its parameter structures without a version number, and a flag written at
-a wrong offset aborts the process in some later call. So all declared fields are compared with the defaults that the
-library returns, and a library that differs is refused.
+The functions are declared here so that any build of libllama will do: that of llama-cpp-python, that inside xllamacpp,
+or one that chooses its kernels at run time, from files beside it. llama.cpp changes its parameter structures without a
+version number, and a flag written at a wrong offset aborts the process in some later call. So all declared fields are
+compared with the defaults that the library returns, and a library that differs is refused.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
 from importlib.util import find_spec
@@ -18,7 +20,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.errors import MissingLibraryError, ModelError
+from draftgauge.core.errors import MissingLibraryError, ModelError, warn
+from draftgauge.core.load import BUSY, machine_load
 from draftgauge.models.vocabulary import difference
 
 GGUF_SUFFIX = ".gguf"
@@ -26,6 +29,15 @@ INSTALL = "pip install 'draftgauge[gguf]'"
 _ERROR_LEVEL = 4
 _VALUE_BYTES = 256
 _MOST_UNKNOWN = 4
+# llama.cpp's names of instruction sets that matter for speed, by what the processor calls them.
+SETS = {"avx2": "AVX2", "avx_vnni": "AVX_VNNI", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI"}
+SETS |= {"avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8"}
+SETS |= {"asimddp": "DOTPROD", "i8mm": "MATMUL_INT8", "sve": "SVE"}  # of ARM
+_OTHER_FEATURES = {"LLAMAFILE", "OPENMP", "REPACK", "ACCELERATE", "KLEIDIAI"}  # said beside them
+# Turns that a thread of OpenMP waits actively: longer than between two steps of a pass, shorter than between passes,
+# where torch drafts or samples on the same cores. On a busy machine they do not wait actively at all.
+_SPINS = "20000"
+_Q8_0 = "7"  # of general.file_type
 _last_error = ""
 _log_callback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
@@ -110,6 +122,7 @@ class Batch(ctypes.Structure):
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {  # name: result, arguments; the default parameters are declared apart
     "llama_backend_init": (None,),
+    "llama_print_system_info": (c_char_p,),
     "llama_log_set": (None, _log_callback, c_void_p),
     "llama_model_load_from_file": (c_void_p, c_char_p, ModelParameters),
     "llama_model_free": (None, c_void_p),
@@ -138,9 +151,13 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # name: result, arguments; the defaul
 
 @cache
 def libllama() -> Any:
-    """libllama, declared and with its log silent: of LLAMA_CPP_LIB_PATH, llama-cpp-python or xllamacpp."""
-    # libllama's threads would else spin between passes and take the cores from torch, which drafts or samples there.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    """libllama, declared and with its log silent: of LLAMA_CPP_LIB_PATH, llama-cpp-python, xllamacpp or the system.
+
+    Of those that are installed a build that chooses its kernels at run time goes first.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        busy = (load := machine_load()) is not None and load["other_cores"] > BUSY * load["cores"]
+        os.environ.setdefault(*(("OMP_WAIT_POLICY", "passive") if busy else ("GOMP_SPINCOUNT", _SPINS)))
     reasons = []
     for path in _libraries():
         try:
@@ -150,6 +167,8 @@ def libllama() -> Any:
             reasons.append(f"{path.name}: {error}")
             continue
         library.llama_log_set(_keep_error, None)
+        if dispatches(path.parent):
+            library.ggml_backend_load_all_from_path(str(path.parent).encode())
         library.llama_backend_init()
         return library
     said = "; ".join(reasons) or "neither xllamacpp nor llama-cpp-python is installed"
@@ -158,12 +177,47 @@ def libllama() -> Any:
 
 def _libraries() -> list[Path]:
     """Files of libllama that are installed, found without importing the packages that hold them."""
-    folders = [Path(os.environ["LLAMA_CPP_LIB_PATH"])] if os.environ.get("LLAMA_CPP_LIB_PATH") else []
+    installed = []
     for package, inside in (("llama_cpp", "lib"), ("xllamacpp", "")):
         found = find_spec(package)
-        folders += [Path(place) / inside for place in (found and found.submodule_search_locations) or ()]
-    names = ("libllama.dylib", "libllama.so", "xllamacpp*.so")
+        installed += [Path(place) / inside for place in (found and found.submodule_search_locations) or ()]
+    if server := shutil.which("llama-server"):
+        beside = Path(server).resolve().parent
+        installed += [beside, beside.parent / "lib"]
+    chosen = [Path(os.environ["LLAMA_CPP_LIB_PATH"])] if os.environ.get("LLAMA_CPP_LIB_PATH") else []
+    folders = chosen + sorted(installed, key=lambda folder: not dispatches(folder))
+    names = ("libllama.dylib", "libllama.so", "libllama.v*.so", "xllamacpp*.so")
     return [path for folder in folders for name in names for path in folder.glob(name)]
+
+
+def dispatches(folder: Path) -> bool:
+    """Whether the build in a folder chooses its kernels at run time, from libraries beside it."""
+    return any(folder.glob("libggml-cpu-*.so")) or any(folder.glob("libggml-cpu-*.dylib"))
+
+
+@cache
+def instruction_sets() -> tuple[str, ...]:
+    """Instruction sets that the loaded library uses, by llama.cpp's names.
+
+    Warns where the processor has more of those that matter.
+    """
+    said = libllama().llama_print_system_info().decode(errors="replace")
+    used = tuple(name for name in re.findall(r"(\w+) = 1", said) if name not in _OTHER_FEATURES)
+    if idle := [name for name in processor_sets() if name not in used]:
+        warn(
+            f"this build of llama.cpp leaves {', '.join(idle)} of the processor unused, which can make GGUF files "
+            "slower: LLAMA_CPP_LIB_PATH=FOLDER names a build that chooses its kernels at run time"
+        )
+    return used
+
+
+def processor_sets() -> list[str]:
+    """Of ``SETS`` those that the processor has; none where the system does not say."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:  # not Linux
+        return []
+    return [name for flag, name in SETS.items() if flag in words]
 
 
 def declare(library: Any) -> None:
@@ -205,15 +259,18 @@ def last_error() -> str:
     return _last_error
 
 
-def open_model(path: Path, *, vocabulary_only: bool = False) -> Any:
-    """A handle on a GGUF file, to be given to ``llama_model_free``."""
+def open_model(path: Path, *, vocabulary_only: bool = False, repack: bool = False) -> Any:
+    """A handle on a GGUF file, to be given to ``llama_model_free``.
+
+    With ``repack`` the weights are put in the order that the kernels read fastest, which changes the order of sums.
+    """
     if not path.is_file():
         raise ModelError(f"there is no file {path}: give a GGUF file")
     library = libllama()
     parameters = library.llama_model_default_params()
     parameters.n_gpu_layers = 0
     parameters.vocab_only = vocabulary_only
-    parameters.use_extra_bufts = False  # repacked weights: other sums, and q8_0 crashes with them on AMX machines
+    parameters.use_extra_bufts = repack
     model = library.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
         raise ModelError(
@@ -221,6 +278,16 @@ def open_model(path: Path, *, vocabulary_only: bool = False) -> Any:
             "DFlash, MTP) is given as --drafter FOLDER, the checkpoint that the file was converted from"
         )
     return model
+
+
+def can_repack(path: Path) -> bool:
+    """Whether the library may repack the weights of a file: of q8_0 it crashes with AMX."""
+    if "AMX_INT8" not in instruction_sets():
+        return True
+    model = open_model(path, vocabulary_only=True)
+    kind = metadata(model, "general.file_type")
+    libllama().llama_model_free(model)
+    return kind != _Q8_0
 
 
 def metadata(model: Any, key: str) -> str:
