@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import Run, fitted_here
 from draftgauge.api.verb import verb
@@ -20,7 +18,7 @@ from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
 from draftgauge.judging.contexts import advice_by_context
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.judging.replay import can_replay, replay_lengths
+from draftgauge.judging.replay import can_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import Verdict, verdict_of
@@ -28,7 +26,14 @@ from draftgauge.models.reference import REFERENCE, resolve_source
 from draftgauge.policies.registry import FIXED
 from draftgauge.policies.spec import PolicySpec, make_policy, read_policies
 from draftgauge.policies.two_source import TWO_SOURCE
-from draftgauge.serving.advice import acceptance_to_pay, advise_batch, advise_settings, best_length, flags_of
+from draftgauge.serving.advice import (
+    acceptance_to_pay,
+    advise_batch,
+    advise_settings,
+    best_length,
+    flags_of,
+    thresholds,
+)
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
@@ -59,7 +64,15 @@ COLUMNS = (
     *("tokens_per_step", "drafted_per_step", "acceptance_rate", "pays_below"),
     # of the recommended one only
     *("verdict", "known", "flags", "length_only", "best_length", "by_batch", "drawn", "recorded_with"),
-    *("alpha_1", "acceptance_to_pay", "at_batch", "at_context", "server_tokens_per_step", "expected_tokens_per_step"),
+    *(
+        "alpha_1",
+        "acceptance_to_pay",
+        "at_batch",
+        "at_context",
+        "thresholds",
+        "server_tokens_per_step",
+        "expected_tokens_per_step",
+    ),
 )
 
 
@@ -103,9 +116,10 @@ def advise(request: AdviseRequest) -> list[Row]:
         whether it is ``known``, see :class:`~draftgauge.judging.verdict.Verdict`; ``flags``; ``length_only`` (the
         flags change only the length of a server whose drafter is not known); ``best_length``; ``by_batch`` (best
         lengths as JSON); ``at_batch`` (rules that adapt to the load, in words); ``at_context`` (lengths by context, in
-        words, where they differ); ``alpha_1`` (acceptance of the first
-        drafted token) and ``acceptance_to_pay`` (the least constant chance at which some length does); ``drawn`` (the
-        share of an imported trace that had to be drawn); ``server_tokens_per_step`` and ``expected_tokens_per_step``
+        words, where they differ); ``thresholds`` (throughput either side of batch sizes at which the length changes);
+        ``alpha_1`` (acceptance of the first drafted token) and ``acceptance_to_pay`` (the least constant chance at
+        which some length does); ``drawn`` (the share of an imported trace that had to be drawn);
+        ``server_tokens_per_step`` and ``expected_tokens_per_step``
         (of a running server, and what the run expects at its length); ``recorded_with`` (options of
         ``draftgauge generate``).
 
@@ -297,10 +311,11 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
         if len(trace.prompts) == 1:
             row["ratio_to_plain_low"] = row["ratio_to_plain_high"] = None
     best = next(row for row in rows if row["recommended"])
-    best |= _server_row(design, counts) | {
+    best |= server_row(design, counts) | {
         "alpha_1": next(row["acceptance_rate"] for row in rows if row["policy"] == f"{FIXED}1"),
         "acceptance_to_pay": acceptance_to_pay(trace, source.curve),
         "at_context": advice_by_context(trace, source.curve),
+        "thresholds": thresholds(design, source.curves, lengths),
         "drawn": source.drawn,
         "recorded_with": shlex.join(source.deployment.options) or None,
     }
@@ -312,18 +327,6 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
-
-
-def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
-    """Tokens per step of a running server, beside what the trace predicts at its draft length."""
-    if counts is None:
-        return {}
-    length = round(counts.length)
-    row: Row = {"server_tokens_per_step": 1 + counts.accepted / counts.drafts}
-    if counts.alike and length <= design.trace.gamma_max:
-        outcome = replay_lengths(design.trace, np.full(design.trace.positions, length))
-        row["expected_tokens_per_step"] = outcome.tokens_per_step
-    return row
 
 
 def _advise(

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOpt
 from draftgauge.cli import (
     advise,
     bench,
+    costs,
     datastore,
     demo,
     diagnose,
@@ -60,6 +61,7 @@ def make_app() -> App:
             ("doctor", doctor.doctor, ""),
             ("bench", bench.bench, AT_ONCE),
             ("bench-servers", bench.bench_servers, AT_ONCE),
+            ("costs", costs.costs, AT_ONCE),
         ),
         "Decide: draftgauge advise runs/x --engine transformers": (
             ("replay", replay.replay, AT_ONCE),
