@@ -1,11 +1,9 @@
-"""Checks of the pages' prose; part of ``make lint``. Prints what is wrong and exits with 1.
+"""Checks of the prose of pages and docstrings; part of ``make lint``. Prints what is wrong and exits with 1.
 
-- A sentence has at most 25 words and three numbers. Tables, code, headings and lists of links are left out; a piece of
-  code counts as one word.
+- A sentence has at most 25 words and three numbers, in the package's docstrings too. Tables, code, headings and lists
+  of links are left out; a piece of code counts as one word.
 - A page has at most 900 words, tables and code included, and what ``LONGER`` says.
 - Links lead to files that exist, and to headings that they have.
-
-``--docstrings`` checks the package's docstrings instead.
 """
 
 from __future__ import annotations
@@ -29,13 +27,11 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[)\"*']*\s+(?=[A-Z0-9`*\"(\[])")
 NUMBER = re.compile(r"[\[(\"+*-]*\d[\d,.:]*(x|%|s|ms|us)?[\])\"*,.;:!?]*")
 
 
-def main(*arguments: str) -> int:
-    """Check the pages, or the docstrings; returns the exit code."""
-    if "--docstrings" in arguments:
-        problems = [f"{name}: {said}" for name, text in docstrings() for said in long_sentences(text)]
-    else:
-        pages = sorted({page for pattern in PAGES for page in ROOT.glob(pattern) if page.name != "CHANGELOG.md"})
-        problems = [f"{page.relative_to(ROOT)}: {said}" for page in pages for said in page_problems(page)]
+def main() -> int:
+    """Check pages and docstrings; returns the exit code."""
+    pages = sorted({page for pattern in PAGES for page in ROOT.glob(pattern) if page.name != "CHANGELOG.md"})
+    problems = [f"{page.relative_to(ROOT)}: {said}" for page in pages for said in page_problems(page)]
+    problems += [f"{name}: {said}" for name, text in docstrings() for said in long_sentences(text)]
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -99,4 +95,4 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -7,7 +7,19 @@ traces does not load torch. Their signatures are in ``__init__.pyi``.
 from __future__ import annotations
 
 _VERBS = (
-    *("advise", "bench", "bench_servers", "demo", "diagnose", "doctor", "evaluate", "export", "fit", "generate"),
+    *(
+        "advise",
+        "bench",
+        "bench_servers",
+        "compare",
+        "demo",
+        "diagnose",
+        "doctor",
+        "evaluate",
+        "export",
+        "fit",
+        "generate",
+    ),
     *("profile", "rank", "replay", "report", "train"),
 )
 _MODULES = {

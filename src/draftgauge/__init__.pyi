@@ -79,6 +79,12 @@ def build_datastore(
 ) -> Rows:
     """Add the outputs of recorded runs to a datastore; the file is made if it is not there."""
 
+def compare(
+    folders: _Text | Sequence[_Text], bench: _Text | Sequence[_Text] = (), *, tasks: _Text | Sequence[_Text] = (),
+    split: _Text | None = None,
+) -> Rows:
+    """Put runs side by side in tokens a second: plain decoding, the best rule replayed, and live where it was benched."""
+
 def costs(
     engine: _Text = 'vllm', cases: _Text | None = None, lengths: _Text | Sequence[int] = (1, 2, 4, 8),
     batches: _Text | Sequence[int] = (1, 4, 16), contexts: _Text | Sequence[int] = (256, 2048, 8192),

@@ -19,7 +19,20 @@ from written_runs import write_run
 
 REQUESTS = {name: value for name, value in vars(requests).items() if name.endswith("Request")}
 VERBS = (
-    *("demo", "profile", "rank", "doctor", "fit", "replay", "bench", "bench-servers", "advise", "generate", "report"),
+    *(
+        "demo",
+        "profile",
+        "rank",
+        "doctor",
+        "compare",
+        "fit",
+        "replay",
+        "bench",
+        "bench-servers",
+        "advise",
+        "generate",
+        "report",
+    ),
     *("train", "evaluate", "diagnose", "export", "datastore build", "study kvshot", "study speckv"),
 )
 PLACE = "no/such"

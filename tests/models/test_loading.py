@@ -12,8 +12,7 @@ from transformers import CLIPConfig, Gemma2PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.models import loading
-from draftgauge.models.engines.gguf import GGUF_ENGINES
-from draftgauge.models.loading import ENGINES, load_model, load_tokenizer
+from draftgauge.models.loading import OWN_ENGINES, load_model, load_tokenizer
 from draftgauge.models.reference import PARTS, reference_path, resolve_source
 from models.test_folder import edit
 from tiny import save_tiny, tiny_model, tokens
@@ -24,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model", chat=True)
 
 
-@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine not in GGUF_ENGINES])
+@pytest.mark.parametrize("engine", ["auto", *OWN_ENGINES])
 def test_a_folder_loads_with_its_weights(folder: Path, engine: str) -> None:
     cached = load_model(str(folder), device="cpu", engine=engine)
     assert cached.spec.engine == ("lean" if engine == "auto" else engine)

@@ -121,10 +121,15 @@ def test_the_pages_pass_and_what_is_wrong_is_found(
     (tmp_path / "page.md").write_text(
         f"{sound}{'word ' * 26}. 1%, 2.0x, +3 [4]! [b](#tail) [c](gone.md) {'`d`. ' * 900}"
     )
+    in_code = '"""%s."""\ndef f():\n    """F.\n\n    Args:\n        a, b: %s.\n    """\n'
+    written(tmp_path / "src", {"a.py": in_code % ("d " * 27, "`e` " * 23), "b.py": in_code % ("d " * 25, "e " * 26)})
     assert check_prose.main() == 1
     said = capsys.readouterr().err
     for found in ("26 words, 0 numbers", "4 numbers", "#tail, a heading", "gone.md, which", "words, more than 900"):
         assert found in said
+    assert "a.py: 27 words" in said
+    assert "b.py: 28 words, 0 numbers: a, b" in said
+    assert said.count(".py:") == 2
 
 
 def test_a_trace_names_the_files_that_a_request_enters_in_order(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from draftgauge.serving.advice import (
     advise_settings,
     best_length,
     flags_of,
+    server_row,
     thresholds,
 )
 from draftgauge.serving.client import CLIENTS
@@ -109,23 +110,24 @@ def advise(request: AdviseRequest) -> list[Row]:
     the speed.
 
     Returns:
-        One row a setting, None for what is not known: ``engine``, ``policy``, ``ratio_to_plain`` with ``_low`` and
-        ``_high`` (95%, by prompt; from counters as if steps were independent), ``recommended``, ``tokens_per_step``,
-        ``drafted_per_step``, ``acceptance_rate``, ``pays_below`` (where costs are not known: the most plain steps that
-        a step of this length may take to pay). The recommended one also has ``verdict`` in words and
-        whether it is ``known``, see :class:`~draftgauge.judging.verdict.Verdict`; ``flags``; ``length_only`` (the
-        flags change only the length of a server whose drafter is not known); ``best_length``; ``by_batch`` (best
-        lengths as JSON); ``at_batch`` (rules that adapt to the load, in words); ``at_context`` (lengths by context, in
-        words, where they differ); ``thresholds`` (throughput either side of batch sizes at which the length changes);
-        ``alpha_1`` (acceptance of the first drafted token) and ``acceptance_to_pay`` (the least constant chance at
-        which some length does); ``drawn`` (the share of an imported trace that had to be drawn);
-        ``server_tokens_per_step`` and ``expected_tokens_per_step``
-        (of a running server, and what the run expects at its length); ``recorded_with`` (options of
-        ``draftgauge generate``).
+        One row a setting, None for what is not known: ``engine``, ``policy``, ``recommended``, ``tokens_per_step``,
+        ``drafted_per_step``, ``acceptance_rate``. ``ratio_to_plain`` has ``_low`` and ``_high`` (95%, by prompt; from
+        counters as if steps were independent). ``pays_below``, where costs are not known: the most plain steps that a
+        step of this length may take to pay.
+
+        The recommended one also has ``flags``, ``verdict`` in words and whether it is ``known``
+        (:class:`~draftgauge.judging.verdict.Verdict`). ``length_only``: the flags change only the length of a server
+        whose drafter is not known. ``best_length``; ``by_batch`` (best lengths as JSON); ``at_batch`` (rules that adapt
+        to the load, in words); ``at_context`` (lengths by context, in words, where they differ);
+        ``thresholds`` (throughput either side of batch sizes at which the length changes). ``alpha_1`` is the
+        first drafted token's acceptance, ``acceptance_to_pay`` the least constant chance at which some length pays.
+        ``drawn`` is the drawn share of an imported trace. ``server_tokens_per_step`` is a running server's,
+        ``expected_tokens_per_step`` what the run expects at its length. ``recorded_with`` has options of
+        ``draftgauge generate``.
 
     Raises:
-        DraftgaugeError: for an unknown engine, unknown costs, or a server that does not answer, counts no speculation,
-            or, where nothing else is given, drafts different lengths in turn.
+        DraftgaugeError: for an unknown engine or costs, a server that does not answer or counts no speculation. With
+            nothing else given, also for a server that drafts different lengths in turn.
         TraceError: if the folder holds no complete run, or the answers cannot be imported.
     """
     engine = engine_of(request.engine)
@@ -185,7 +187,7 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Run) -> _Source:
 def recorded_with(manifest: Manifest) -> tuple[str, ...]:
     """Options of ``draftgauge generate``, without the models, to decode as a run was recorded."""
     engine = manifest.target.engine
-    words = ["--engine", engine] if engine == "gguf-fast" else []
+    words = ["--engine", engine] if engine.endswith("-fast") else []
     if manifest.target.compression in COMPRESSIONS[1:]:  # else the checkpoint itself was quantised
         words += ["--compression", manifest.target.compression]
     if manifest.temperature > 0:

@@ -53,8 +53,7 @@ class BenchPrompt:
 @dataclass(frozen=True)
 class ArmRun:
     """One prompt decoded once: committed tokens, target passes (0 if unknown), decoding seconds of ``timed`` tokens,
-    and how many tokens were accepted of those drafted and of those looked up in the text.
-    """
+    accepted tokens that were drafted and looked up."""
 
     tokens: list[int]
     steps: int
@@ -129,14 +128,13 @@ def bench_arms(
     progress: Callable[[int, int], None],
     seconds: float | None = None,
 ) -> list[BenchPrompt]:
-    """Decode every prompt with every arm, ``rounds`` times, if None thrice or until a round ends after three minutes;
-    fills the arms' runs, and returns the prompts that they are of, in their order: all, unless ``seconds`` were over
-    in the first round.
+    """Decode every prompt with every arm, ``rounds`` times; if None thrice, or until a round ends after three minutes.
+    Fills the arms' runs and returns their prompts in order: all, unless ``seconds`` were over in the first round.
 
-    The order of the arms is drawn anew for every prompt and round: caches that one leaves warm would else always help
-    the same next one. All arms decode the first prompt once beforehand, which is not counted, and from which the
-    time is estimated; each round begins as if they had decoded nothing. With ``seconds`` prompts of all tasks take
-    turns, and none but the first is begun after that time.
+    The order of the arms is drawn anew for every prompt and round. Else caches that one leaves warm would always help
+    the same next one. All arms decode the first prompt once beforehand, uncounted, to estimate the time; each round
+    begins as if they had decoded nothing. With ``seconds`` prompts of all tasks take turns, and none but the first is
+    begun after that time.
     """
     begun, prompts = time.monotonic(), list(prompts if seconds is None else in_turn(prompts))
     visits = [(number, prompt) for _ in range(rounds or ROUNDS) for number, prompt in enumerate(prompts)]
@@ -192,8 +190,8 @@ class _Clock(BaseStreamer):
 class TransformersBaseline:
     """``generate()`` of transformers: plain, with prompt lookup, or assisted, at its defaults or at ``settings``.
 
-    Assisted generation keeps what it adapts in the draft's generation configuration, which lasts across prompts as it
-    would in a server; each baseline has its own, and puts it in place only while it runs.
+    Assisted generation keeps what it adapts in the draft's generation configuration, across prompts as in a server.
+    Each baseline has its own, and puts it in place only while it runs.
     """
 
     def __init__(self, pair: Pair, name: str, settings: Mapping[str, Any]) -> None:
@@ -249,9 +247,8 @@ class TransformersBaseline:
 def transformers_arms(
     pair: Pair, max_new_tokens: int, gamma: int = DEFAULT_CONSTANT, specs: Sequence[str] = ()
 ) -> list[Arm]:
-    """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, if it runs these;
-    and with the values of those of ``specs`` that are rules of transformers.
-    """
+    """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, if it runs these.
+    ``specs`` that are rules of transformers set the values of further arms."""
     if pair.target.module is None:
         return []
     chosen: dict[str, dict[str, Any]] = {GENERATE: {}, PROMPT_LOOKUP: _looked_up(), ASSISTED: {}}

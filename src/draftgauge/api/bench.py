@@ -66,22 +66,22 @@ def bench(
     recorded. ``bench(pair, policies=("stopping",))`` decodes with a pair that is loaded already.
 
     Args:
-        request: what to bench. With a run, its manifest names the pair, the prompts and the lengths, and only what is
-            chosen among them may be asked for; test prompts are, where its prompts name training and test ones, or name
-            none and a policy was fitted on some of them.
+        request: what to bench. A run's manifest names the pair, the prompts and the lengths, and only what is chosen
+            among them may be asked for. Test prompts are chosen where prompts name training and test ones, or a policy
+            was fitted on some.
         pair: loaded already, and then the request names no run; the request's is loaded if None.
-        objects: policies of your own by name, beside the named ones; with them and without named ones, only they run,
-            beside plain decoding and what gains are stated over. A copy runs for every pair.
+        objects: policies of your own by name, beside the named ones. Where none is named, only they run, beside plain
+            decoding and what gains are stated over. A copy runs for every pair.
 
     Returns:
-        Rows as :func:`bench_rows` describes. What gains are stated over always runs: the policy asked for, else, of a
-        recorded run, its best fixed length, chosen on training prompts where there are any. Of several runs each row
-        has its ``run``; one that cannot be benched is left out, with a row that has only ``run`` and ``error``.
+        Rows as :func:`bench_rows` describes. What gains are stated over always runs: the policy asked for, else a run's
+        best fixed length, chosen on training prompts where there are any. Of several runs each row has its ``run``; one
+        that cannot be benched is left out, with a row that has only ``run`` and ``error``.
 
     Raises:
-        DraftgaugeError: for unknown policies, models that are not those of the trace, a trace of sampled decoding, or
-            prompts or models that cannot be used; for a loaded pair beside a run or models to load; if of several runs
-            none can be benched.
+        DraftgaugeError: for unknown policies, models that are not the trace's, a trace of sampled decoding, or unusable
+            prompts or models. Also for a loaded pair beside a run or models to load, or if of several runs none can be
+            benched.
     """
     objects = objects or {}
     over = None if request.over is None else Reference(PolicySpec.of(request.over).text, ASKED)

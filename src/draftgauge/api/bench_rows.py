@@ -38,17 +38,17 @@ def bench_rows(
 ) -> list[dict[str, Any]]:
     """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
 
-    Rows hold ``policy, compression, task, prompts, tokens_per_step``, ``source_model`` and ``source_text`` (accepted
-    tokens per step that were drafted, and looked up), ``distinct_4grams`` (the share of 4-grams that do not repeat),
-    ``tokens_per_second``, ``ratio_to_plain`` and ``gain`` over the arm ``over`` (each with ``_low`` and ``_high``; the
-    fastest fixed length if None), ``over_from``, ``ratio_to_best_transformers``, ``mismatches`` (positions whose token
-    is not plain decoding's), ``mismatched_prompts``, ``prefill_seconds`` and ``recommended`` (of this draftgauge's own
-    arms the simplest that is level with the fastest on all prompts, see
-    :func:`~draftgauge.judging.verdict.recommended`). What cannot be known is None. The recommended arm's row over all
-    tasks also has ``verdict``, in words.
+    Rows hold ``policy, compression, task, prompts, tokens_per_step, prefill_seconds``; what cannot be known is None.
+    ``source_model`` and ``source_text`` are accepted tokens per step that were drafted, and looked up;
+    ``distinct_4grams`` is the share of 4-grams that do not repeat. ``tokens_per_second``, ``ratio_to_plain`` and
+    ``gain`` over the arm ``over`` (the fastest fixed length if None) have ``_low`` and ``_high``; ``over_from``,
+    ``ratio_to_best_transformers``. ``mismatches`` are positions whose token is not plain decoding's;
+    ``mismatched_prompts``. ``recommended`` is the simplest of this draftgauge's own arms that is level with the fastest
+    on all prompts, see :func:`~draftgauge.judging.verdict.recommended`. Its row over all tasks also has ``verdict``, in
+    words.
 
-    All speeds of a row are one estimator: tokens over seconds, summed over prompts, of each prompt the median of its
-    rounds; intervals are 95%, by resampling conversations.
+    All speeds of a row are one estimator: tokens over seconds, summed over prompts, each with the median of its rounds.
+    Intervals are 95%, by resampling conversations.
     """
     by_name = {arm.name: arm for arm in arms}
 

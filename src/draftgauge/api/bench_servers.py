@@ -33,8 +33,8 @@ DRAFT = "draft"
 def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Bench running servers.
 
-    With ``costs_out`` what a step costs is written, from the fixed lengths among the servers; one named ``draft``,
-    which serves the draft model by itself, then says what drafting costs, and has no row.
+    With ``costs_out`` what a step costs is written, from the fixed lengths among the servers. One named ``draft``
+    serves the draft model by itself; it says what drafting costs, and has no row.
 
     Returns:
         Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``.
@@ -107,9 +107,8 @@ def server_arm(name: str, engine: str, url: str, max_new_tokens: int) -> Arm:
 
 
 def _check_timed(engine: str, arms: Sequence[Arm], prompt: list[int], priced: bool) -> None:
-    """Refuse servers of which some time decoding and others whole answers, and such as do not tell what a step costs
-    where that is asked for, before they are benched.
-    """
+    """Refuse servers of which some time decoding and others whole answers, or that do not tell what a step costs where
+    that is asked for."""
     metrics = "--enable-per-request-metrics"
     fixed = [arm.name for arm in arms if priced and PolicySpec.of(arm.name).length]
     if priced and not fixed:

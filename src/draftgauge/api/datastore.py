@@ -22,8 +22,8 @@ def build_datastore(request: DatastoreBuildRequest) -> list[dict[str, Any]]:
     """Add the outputs of recorded runs to a datastore; the file is made if it is not there.
 
     Returns:
-        One row: how many outputs and tokens the datastore holds now and how many tokens it may, how many outputs of the
-        runs there was no room for (``left_out``).
+        One row: how many outputs and tokens the datastore holds now, how many tokens it may, how many outputs did not
+        fit (``left_out``).
 
     Raises:
         DraftgaugeError: if a run does not say which vocabulary its tokens are of, or the file is of another one.

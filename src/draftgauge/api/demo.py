@@ -48,14 +48,14 @@ def demo(
     """Record, replay and bench a pair within ``seconds`` and write the report.
 
     ``out`` receives ``runs/<compression>/`` and ``report.html``. The first compression is always shown, on the prompts
-    that there was time for; a later one only if it is replayed and decoded live on at least as many. What is left out
-    is there when the demo is run again with more time.
+    that there was time for. A later one is shown only if it is replayed and decoded live on at least as many. What is
+    left out is there when the demo is run again with more time.
 
     Args:
         request: what to show, within which time.
         on_text: told each new piece of the first answer, see :func:`~draftgauge.api.generate.generate`.
-        on_rows: told rows as soon as they are known, by name: ``"first"`` of the first answer, ``"verdict"`` one row of
-            a replayed compression, and the rows of each compression after its live bench, none of one that is left out.
+        on_rows: told rows as soon as they are known, by name: ``"first"`` of the first answer, ``"verdict"`` one of a
+            replayed compression. The rows of each compression shown come after its live bench.
 
     Returns:
         Rows of :func:`~draftgauge.api.bench.bench` with ``modelled_ratio`` (over plain decoding) and

@@ -28,8 +28,8 @@ def diagnose(request: DiagnoseRequest, *, progress: Progress = silent) -> list[d
 
     Returns:
         Rows of :func:`draftgauge.diagnostics.bottlenecks.bottleneck_rows` that begin with ``design``, ``recipe``,
-        ``layers``, ``injection`` and ``init`` (``warm`` for those that started from another drafter), and with
-        ``runs``, the folders that were pooled: those whose drafters are made alike and trained alike but for the seed.
+        ``layers``, ``injection`` and ``init`` (``warm`` for those that started from another drafter). ``runs`` are the
+        folders that were pooled: those whose drafters differ in nothing but the seed.
 
     Raises:
         ModelError: if a folder holds no drafter, or one of another target.

@@ -28,8 +28,8 @@ PROMPTS = 20  # asked of two servers
 def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
     """Look for the usual reasons why a drafter is hardly accepted or speculation is no faster.
 
-    Of a pair, its files are compared first; if nothing is wrong with them, it is recorded on the prompts, and the
-    run is looked at. Of a recorded run, its files where they are still there. Of an engine, only its counters; with
+    A pair's files are compared first; if nothing is wrong with them, it is recorded on the prompts, and the run is
+    looked at. Of a recorded run, its files where they are still there. Of an engine, only its counters; with
     ``against`` its answers beside those of a second server.
 
     Returns:

@@ -54,8 +54,8 @@ class Evidence:
         target, kind: the target's name; the kind of drafter, as manifests have it.
         made_for: the target that the drafter's files name; empty if it is this one.
         map_error: what is wrong with a checkpoint's vocabulary map; empty if nothing is.
-        layer_rates: by the target layers that a checkpoint may be meant to read, those of its configuration first, the
-            share of its first drafted tokens that are right.
+        layer_rates: share of right first drafted tokens, by the target layers that a checkpoint may be meant to read,
+            those of its configuration first.
         compression: how the target is held, and how the drafter is, or the target was when the drafter was trained.
         longest: text in tokens that the drafter was made for.
     """
@@ -229,8 +229,8 @@ def thinking(e: Evidence) -> Seen:
 
 
 def _thinking_rows(trace: Trace, marks: list[list[int]]) -> NDArray[np.bool_]:
-    """``[P]`` positions in a thought, of any number of them: behind an opening mark, which may stand in the prompt or
-    come before what was recorded, up to the next closing one."""
+    """``[P]`` positions in thoughts, from an opening mark to the next closing one. The opening one may stand in the
+    prompt or before what was recorded."""
     inside = np.zeros(trace.positions, np.bool_)
     for prompt, output, start in zip(trace.prompts, trace.outputs, trace.offsets, strict=False):
         for opening, closing in marks:

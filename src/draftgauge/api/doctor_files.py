@@ -20,7 +20,7 @@ from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
 from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.fingerprint import files_of
-from draftgauge.models.loading import load_tokenizer, quantisation_method
+from draftgauge.models.loading import load_tokenizer, made_by_others, quantisation_method
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
 from draftgauge.traces.manifest import Manifest
@@ -47,7 +47,7 @@ def of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) 
     if drafter_kind(kind) is LanguageModelSource and not is_gguf(source):
         theirs = load_tokenizer(source, trusted, role="draft")
         held = (quantisation_method(folder) or UNCOMPRESSED, quantisation_method(source) or UNCOMPRESSED)
-        return replace(evidence, draft_tokenizer=theirs, compression=UNKNOWN if is_gguf(folder) else held)
+        return replace(evidence, draft_tokenizer=theirs, compression=UNKNOWN if made_by_others(folder) else held)
     if kind == CHECKPOINT:
         config = read_config(source)
         layout, method = read_layout(config, str(source)), method_of(config, source)
@@ -72,8 +72,8 @@ def of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) 
 
 
 def layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple[int, ...], float]:
-    """How often a checkpoint's first token is right if it reads its own layers, and those that a miscount of one, or
-    another order, would have it read."""
+    """How often a checkpoint's first token is right if it reads its own layers, those one off, or its own in reverse
+    order."""
     pair = load_pair_of(manifest, spec)
     assert isinstance(pair.draft_source, CheckpointSource)
     net, target = pair.draft_source.net, pair.target

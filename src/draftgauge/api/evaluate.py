@@ -42,10 +42,10 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> list[R
     """Measure a trained drafter on texts that its target decodes.
 
     Returns:
-        One row a depth, ``depth`` (from 1), ``alpha``, and with their own intervals ``agreement``
-        over all positions and ``survival``, the share of positions where every token up to this depth is right; one of
-        the drafter as a whole, ``mat`` and ``retention`` with intervals, live and tree measures and speed; rows of
-        ``mat`` by task (``measure``, ``task``, ``estimate``, ``low``, ``high``). Intervals are 95%, by prompt.
+        One row a depth: ``depth`` (from 1), ``alpha``, ``agreement`` over all positions, ``survival``, the share of
+        these where every token so far is right. One row of the drafter as a whole: ``mat`` and ``retention``, live and
+        tree measures and speed. Rows of ``mat`` by task (``measure``, ``task``, ``estimate``, ``low``, ``high``).
+        Intervals are 95%, by prompt.
 
     Raises:
         ModelError: if the folder holds no drafter, or one of another target.
@@ -87,9 +87,8 @@ def held_out_texts(
     settings: DecodingSettings,
     progress: Progress,
 ) -> list[HeldOutText]:
-    """The request's prompts, tasks in turn, with what the target answers; test ones where the file names training and
-    test ones and no split is asked for. Prompts that one of the described drafters has learned from are warned of.
-    """
+    """The request's prompts, tasks in turn, with what the target answers; without a choice of split, test prompts where
+    the file names such. Prompts that one of the described drafters has learned from are warned of."""
     asked = request.prompts
     everything = choose_prompts(replace(asked, per_task=None, limit=None))[1]
     if asked.split is None and len(for_judging(everything)) < len(everything):

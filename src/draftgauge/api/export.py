@@ -20,8 +20,8 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     """Write a trained drafter as serving engines load it.
 
     Returns:
-        One row: format, drafter, folder, tensors, parameters, target, the depths that the drafter was trained for (None
-        if it does not say), and ``llama_cpp_lacks``: why llama.cpp cannot run an EAGLE-3 drafter, None where it can.
+        One row: format, drafter, folder, tensors, parameters, target, and the depths that the drafter was trained for
+        (None if unknown). ``llama_cpp_lacks`` is why llama.cpp cannot run an EAGLE-3 drafter, None where it can.
 
     Raises:
         ModelError: if the folder holds no drafter, or a damaged one.

@@ -43,15 +43,15 @@ LOOKUP_RULES = ("lookup", "lookup-else-stopping")  # and one that looks tokens u
 def fit(request: FitRequest) -> list[dict[str, Any]]:
     """Fit a policy on the training prompts of recorded runs and write it to a file that ``--policy`` takes.
 
-    Training prompts are those that the prompt file names so; where it names none, 60% of them by a hash that stays the
-    same (see :func:`draftgauge.judging.splits.splits_of`). It learns from all runs together. With the split "all" no
-    prompts are left to judge it on; ``replay`` and ``advise`` say what ``two-source`` gains where it is fitted so.
+    Training prompts are those that the prompt file names so, else 60% by a fixed hash
+    (:func:`draftgauge.judging.splits.splits_of`). It learns from all runs together. With the split "all" no prompts are
+    left to judge it on; ``replay`` and ``advise`` say what ``two-source`` gains where it is fitted so.
 
     Returns:
-        One row for each run: what the policy gains on the validation prompts (keys of
-        :func:`draftgauge.judging.evaluate.evaluate`), if there are enough, also over the best simple rule, tuned
-        (``best_rival``, ``gain_over_rival``); ``trained_prompts``; and whether the run has enough test prompts to judge
-        the policy on by replay (``judgeable``).
+        One row for each run: what the policy gains on the validation prompts, if there are enough (keys of
+        :func:`draftgauge.judging.evaluate.evaluate`). ``best_rival`` and ``gain_over_rival`` compare it with the best
+        simple rule, tuned. ``trained_prompts`` counts; ``judgeable`` says whether the run has enough test prompts to
+        judge the policy on by replay.
 
     Raises:
         DraftgaugeError: for a policy that is not fitted, or a file name that does not end in ``.json``.

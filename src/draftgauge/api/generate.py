@@ -52,8 +52,8 @@ def generate(
         objects: policies of your own by name; the request's ``policy`` may be one of them. A copy decodes.
         on_text: told each new piece of text and how it came: accepted, text (looked up in the text and accepted),
             corrected, bonus or plain.
-        progress: told (what, done, total) while the pair's costs are measured, for a policy that weighs them; on a
-            machine that has measured them before they are known.
+        progress: told (what, done, total) while the pair's costs are measured: once a machine, for a policy that weighs
+            them.
 
     Raises:
         DraftgaugeError: for unknown policies, prompts that are empty or too long, settings out of range, or a pair that

@@ -94,7 +94,7 @@ class Pair:
             drafts = drafter_kind(kind).load(source, target, options)
             if tokenizer is None and drafts.model is not None and target is not None:
                 if drafts.model.module is None:
-                    raise DraftgaugeError(f"{drafter} is a GGUF file: give the target's tokenizer, to compare them by")
+                    raise DraftgaugeError(f"{drafter} is not of transformers: give the target's tokenizer to compare")
                 _check_models(target.module, drafts.model.module, None)
         taps = None if drafts.tap_plan is None else attach_taps(target, drafts.tap_plan)
         asked = None if source is None else REFERENCE if drafter in (None, kind) else str(drafter)
@@ -173,7 +173,8 @@ def load_pair_of(manifest: Manifest, spec: PairSpec | None = None) -> Pair:
     """Load the models that a trace was recorded with, or its target with the drafter that ``spec`` names."""
     spec = spec or PairSpec()
     recorded = {entry.engine for entry in (manifest.target, manifest.draft) if entry is not None}
-    asked = recorded.pop() if recorded in ({"gguf-fast"}, {"modules"}) else "auto"  # else each model had its own
+    kept = [{"gguf-fast"}, {"openvino-fast"}, {"modules"}]
+    asked = recorded.pop() if recorded in kept else "auto"  # else each model had its own
     engine = asked if spec.loading.engine == "auto" else spec.loading.engine
     pair = load_pair(
         replace(

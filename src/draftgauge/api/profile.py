@@ -221,9 +221,9 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
     ``hindsight_gain`` is the modelled speed of the hindsight optimum over that of the best fixed length (0 included),
     minus 1. ``differing`` is the share of positions of a serving engine's answers whose token is not the target's
-    choice. ``cost_doubt`` says why the costs are not to be trusted. Of a mixture of experts there are ``experts_1``,
-    ``experts_2``, ...: how many different ones a layer reads to verify so many tokens, and ``verify_1_ms``, ...: how
-    long that takes. Of a GGUF file ``kernels`` names the instruction sets that llama.cpp used.
+    choice. ``cost_doubt`` says why the costs are not to be trusted. For a mixture of experts, ``experts_1``,
+    ``experts_2``, ... say how many experts a layer reads to verify so many tokens, ``verify_1_ms``, ... how long that
+    takes. For a GGUF file ``kernels`` names the instruction sets that llama.cpp used.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:

@@ -20,11 +20,10 @@ from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.meter import measured_span
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes, seconds
-from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.engines.lean_weights import PACK_LIMIT
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.growing import most_places
-from draftgauge.models.loading import load_tokenizer
+from draftgauge.models.loading import load_tokenizer, made_by_others
 from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration
 
 ROW_BYTES = 18  # of a position: its prompt and number, token, entropy, accepted
@@ -38,15 +37,14 @@ COPIED, PACKED = 0.5, 1.0  # of a model's weights on a CPU: fused linears, and w
 
 def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
     """One row a compression: ``prompts``; ``positions``, at most; ``longest``, tokens of the longest prompt and its
-    output; ``weights_gib`` (of a drafter that reads the target, the size of its files), ``cache_gib`` (keys and values
-    of target and draft model, and of the batches; not of such a drafter's few layers), ``logits_gib``, ``copies_gib``
-    (libraries, and weights in another order), ``memory_gib`` (their sum) and ``free_gib`` of the device, None if
-    unknown; ``disk_gib``, at most, and ``free_disk_gib``; ``fits``; ``minutes``, about, as fast as memory is read.
-    """
+    output. ``weights_gib`` is the files' size for a drafter that reads the target, whose few layers ``cache_gib``
+    leaves out. That has keys and values of target and draft model, and of the batches. ``memory_gib`` is their sum with
+    ``logits_gib`` and ``copies_gib`` (libraries, and weights in another order). ``free_gib`` is the device's, None if
+    unknown. ``disk_gib`` is at most; ``free_disk_gib``; ``fits``; ``minutes``, about, as fast as memory is read."""
     target, (name, source) = target_of(request.pair), choose_drafter(request.pair.drafter)
     for model in (target, source):
-        if model is not None and is_gguf(model):
-            raise DraftgaugeError(f"a plan reads configurations, and {model} is a GGUF file: leave out --plan")
+        if model is not None and (kind := made_by_others(model)):
+            raise DraftgaugeError(f"a plan reads what transformers loads, and {model} is {kind}: leave out --plan")
     trusted, files = request.pair.loading.trust_remote_code, 0
     models = [on_meta(read_configuration(target, trusted), trusted)]
     if issubclass(drafter_kind(name), LanguageModelSource) and source is not None:

@@ -126,7 +126,7 @@ def with_answers(
     """The prompts, later turns (see :func:`draftgauge.core.rendering.turns_of`) behind the conversation so far, which
     the target answers greedily.
 
-    A conversation that leaves no room for an answer is not answered any more, unless it may be truncated: its next turn
+    A conversation that leaves no room for an answer is not answered any more, unless it may be truncated. Its next turn
     is longer still, and is treated as every prompt that is too long.
     """
     answers: dict[tuple[Message, ...], str] = {}

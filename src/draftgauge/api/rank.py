@@ -52,11 +52,11 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     in a folder of its own below ``out``, which the other verbs read too. Asked for again, it goes on where it stopped.
 
     Returns:
-        Rows as :func:`draftgauge.judging.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files
-        and its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``.
-        With ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high``,
-        ``live_modelled``, the modelled ratio of these prompts, and ``live_mismatched_prompts``, whose output is not
-        that of plain decoding.
+        Rows as :func:`draftgauge.judging.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files and
+        its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``. With
+        ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high`` and
+        ``live_modelled``, the modelled ratio of these prompts. ``live_mismatched_prompts`` counts those whose output is
+        not that of plain decoding.
 
     Raises:
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.

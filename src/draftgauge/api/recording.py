@@ -16,6 +16,7 @@ from draftgauge.api.pair import Pair, load_pair, sampling_of
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.api.served import note_differences, usable_answers
+from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import Job, Outcome, execute
 from draftgauge.core.files import file_sha256, require_writable
@@ -68,7 +69,7 @@ def make_manifests(pair: Pair, prompts: Sequence[Prompt], path: Path, request: P
         draft = None
         if pair.draft_name is not None:
             attention = "" if pair.draft is None else pair.draft.spec.attention
-            held = "" if pair.draft_source.engine.startswith("gguf") else compression  # a file is as it was made
+            held = held_as(compression, pair.draft_source.engine)
             draft = entry("draft", pair.draft_source, attention, draft_compression(held))
         return Manifest(
             draftgauge=machine["versions"].get("draftgauge", "not installed"),

@@ -26,12 +26,12 @@ from draftgauge.policies.stored_texts import with_stored
 def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = None) -> list[dict[str, Any]]:
     """Replay policies on recorded runs, beside plain decoding, the best fixed length and the hindsight optimum.
 
-    Without a choice of split, test prompts are judged where the prompts name training and test ones or a fitted policy
-    was fitted on some of them, else all.
+    Without a choice of split, test prompts are judged where prompts name training and test ones, or a fitted policy saw
+    some; else all.
 
     Args:
         request: what to replay; by default the policies of every comparison, fitted ones in the run's folder, and
-            ``two-source`` as :func:`~draftgauge.judging.fitting.two_source.replay_fitted` fits it, without a datastore.
+            ``two-source`` fitted by :func:`~draftgauge.judging.fitting.two_source.replay_fitted`, without a datastore.
         objects: policies of your own by name, beside the named ones, or alone where none is named. Every run gets a
             fresh copy.
 

@@ -77,7 +77,7 @@ EXIT_INTERRUPTED = 130
 AGAIN = 2.0  # seconds in which further presses of Ctrl-C count as one
 FIRST, SILENCE = 5.0, 30.0  # seconds without a line of progress where no bar is seen, at first and then
 GAP, EDGES = 3, -1  # characters behind every column of a table; the last has 2 and not 3
-SHARES = ("captured", "first_accepted", "acceptance_rate", "cost_ratio", "hindsight_gain")
+SHARES = ("captured", "agreement", "first_accepted", "acceptance_rate", "cost_ratio", "hindsight_gain")
 GAINS = ("gain", "gain_over_rival", "gain_over_lookup")
 INTERVAL = "[95%]"  # ends the heading of a column of estimates with their intervals
 FOLDED = 18  # width that a name such as a policy with its parameters, or prose, keeps where it must be folded
@@ -132,9 +132,8 @@ def _by_interrupt(error: BaseException | None) -> bool:
 
 @contextmanager
 def interruptible(process_ends: bool = False) -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what is open is closed; pressed again at once, they do not
-    break off the closing, nor the end of the process if that follows.
-    """
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what is open is closed. Pressed again at once, they do not
+    break off the closing, nor the process's end if that follows."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -308,7 +307,7 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[s
     figures: from ``KEY_low`` to ``KEY_high``.
 
     Figures are never broken. Columns that do not fit on a terminal are named below the table, and shown with
-    ``--wide``; into a file or a pipe lines are as long as they have to be.
+    ``--wide``. Into a file or a pipe lines are as long as they have to be.
     """
     shown, usual, narrow = list(rows), console.width, console.is_terminal and not console.wide
     hidden: list[str] = []

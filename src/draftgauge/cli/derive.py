@@ -1,8 +1,7 @@
 """Commands derived from requests: every setting of a request is an option of its verb.
 
-cyclopts reads the command line and prints the help; values stay text, which
-:func:`~draftgauge.core.settings.make_request` converts, so that a command line and a Python call fail with the same
-words.
+cyclopts reads the command line and prints the help. Values stay text, which
+:func:`~draftgauge.core.settings.make_request` converts. So a command line and a Python call fail with the same words.
 """
 
 from __future__ import annotations

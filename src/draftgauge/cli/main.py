@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOpt
 from draftgauge.cli import (
     advise,
     bench,
+    compare,
     costs,
     datastore,
     demo,
@@ -64,6 +65,7 @@ def make_app() -> App:
             ("costs", costs.costs, AT_ONCE),
         ),
         "Decide: draftgauge advise runs/x --engine transformers": (
+            ("compare", compare.compare, AT_ONCE),
             ("replay", replay.replay, AT_ONCE),
             ("advise", advise.advise, AT_ONCE),
             ("fit", fit.fit, AT_ONCE),

@@ -9,6 +9,8 @@ INT8_WEIGHT, INT4 = "int8-weight", "int4"
 WEIGHT_ONLY = (INT8_WEIGHT, INT4)  # weights of PyTorch's own CPU kernels, activations in bfloat16
 COMPRESSIONS = (UNCOMPRESSED, "fp32", "fp16", "bf16", "int8", INT8_WEIGHT, "nf4", INT4)
 
+COMPRESSED_BEFORE = ("gguf", "openvino")  # how engines are called whose files hold weights as they were made
+
 # 0, 1, 2 for 16 bits a weight or more, 8 and 4, of the names that say it.
 LEVELS = {
     **dict.fromkeys((UNCOMPRESSED, "fp32", "fp16", "bf16"), 0),
@@ -18,8 +20,8 @@ LEVELS = {
 
 
 def held_as(compression: str, engine: str) -> str:
-    """The compression; empty of a GGUF file, which is named without one."""
-    return "" if engine.startswith("gguf") else compression
+    """The compression; empty of a GGUF file or an OpenVINO folder, which are named without one."""
+    return "" if engine.startswith(COMPRESSED_BEFORE) else compression
 
 
 def current_compression(name: Any) -> Any:

@@ -20,6 +20,7 @@ EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "models"),
     **{"matplotlib": "report", "ray": "study", "bitsandbytes": "quant", "tensorboard": "track"},
     **dict.fromkeys(("xllamacpp", "gguf"), "gguf"),
+    "openvino": "openvino",
 }  # of optional libraries
 
 

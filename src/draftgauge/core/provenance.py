@@ -25,7 +25,7 @@ from draftgauge.core.load import machine_load
 
 PACKAGES = (
     *("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes"),
-    *("llama-cpp-python", "xllamacpp", "numpy", "pyarrow", "scikit-learn", "scipy"),
+    *("llama-cpp-python", "xllamacpp", "openvino", "numpy", "pyarrow", "scikit-learn", "scipy"),
 )
 
 MEASUREMENT = Artefact("draftgauge-measurement", 1, "measurement", "measure again, with --json FILE", published=True)

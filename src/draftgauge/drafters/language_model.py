@@ -16,11 +16,10 @@ from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Sourc
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import generator_on, upload
-from draftgauge.models.engines.gguf import GGUF_ENGINES
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import model_folder
-from draftgauge.models.loading import load_model, load_tokenizer
+from draftgauge.models.loading import engines_of, load_model, load_tokenizer, made_by_others
 from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps
 from draftgauge.models.vocabulary import check_same_vocabulary
@@ -155,10 +154,10 @@ class LanguageModelSource(DraftSource):
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> LanguageModelSource:
         assert source is not None
-        file = is_gguf(source)  # of it neither the target's compression nor its device says anything, nor its engine
+        file = made_by_others(source)  # of it the target's compression, device and engine say nothing
         held = draft_compression("" if file else options.compression)
         device = options.device or ("cpu" if file else target.spec.device)
-        engine = options.engine if (options.engine in GGUF_ENGINES) == file else "auto"
+        engine = options.engine if options.engine in engines_of(source) else "auto"
         return cls(source, load_model(source, held, device, engine, options.trust_remote_code))
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> LanguageModelDrafter:

@@ -79,8 +79,8 @@ class BoundPair:
 def _weights(model: CachedModel) -> tuple[tuple[int, int] | float, ...]:
     """What tells that a model's weights are still those that an engine has taken over. PyTorch counts writes to a
     tensor, but neither those through ``.data`` nor those of fused optimisers. So where an engine holds copies of
-    weights, or tables made of buffers and numbers, these are looked at: of tensors the norm, and the sum of some
-    elements. A tensor of a subclass is never copied: which one it is suffices."""
+    weights, or tables of buffers and numbers, each tensor's norm and sum of some elements count too. A tensor of a
+    subclass is never copied: which one it is suffices."""
     module, lean = model.module, isinstance(model, LeanModel)
     tensors = [*module.parameters(), *(module.buffers() if lean else ())]
     plain = [each for each in tensors if type(each) in PLAIN_TENSORS]

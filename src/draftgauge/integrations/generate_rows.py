@@ -1,8 +1,8 @@
 """One row of a batch of transformers' ``generate``: its text, and what processors and criteria are shown of it.
 
-Rows are decoded one by one. Logits processors and stopping criteria may depend on the whole batch, though: on the
-padding to the left of a prompt, or on the number of a row. So they are shown a batch in which every row is this one,
-and the answer is taken from this row's place in it.
+Rows are decoded one by one. But logits processors and stopping criteria may depend on the whole batch: on a prompt's
+padding, or on a row's number. So they are shown a batch in which every row is this one, and the answer is taken from
+this row's place in it.
 """
 
 from __future__ import annotations

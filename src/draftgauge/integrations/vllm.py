@@ -205,7 +205,7 @@ def _row_drafter(options: ProposerOptions, vllm_config: Any, end_tokens: frozens
         return EachRow(lambda: pair.draft_source.drafter(nothing, None, Drafting(end_tokens)))
     model, module, vocabulary = pair.draft, pair.draft.module, int(model_config.get_vocab_size())
     if module is None:
-        raise ModelError("a GGUF draft holds one text at a time, and vLLM decodes several: give its folder")
+        raise ModelError("a GGUF or OpenVINO draft holds one text at a time, and vLLM decodes several: give its folder")
     if isinstance(model, LeanModel):  # also of fixed shapes, which hold one text
         lean = model if type(model) is LeanModel else LeanModel(module)
         return LanguageModelRows(lean, end_tokens, vocabulary)

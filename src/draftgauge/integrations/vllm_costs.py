@@ -20,7 +20,7 @@ class CostProbe(Proposer):
 
     The costs by batch size are written to ``costs_out`` as they come in, for ``draftgauge advise --costs`` and for the
     policies of the proposer. Plain decoding counts as a step that drafts nothing, which leaves out what speculation
-    itself costs the engine: to have that, put the seconds of a step without ``--speculative-config`` into ``plain``.
+    itself costs the engine. To have that, put the seconds of a step without ``--speculative-config`` into ``plain``.
     """
 
     WRITE_EVERY = 25

@@ -29,9 +29,9 @@ def check_version() -> None:
 def fix_sampling() -> None:
     """Replace an ``expand_batch_to_tokens`` that leaves temperatures unwritten.
 
-    Without Triton, as on CPUs, vLLM 0.32 expands per-request values to tokens by writing into an integer copy, so a
-    float tensor stays uninitialised, and samples after speculation are drawn at random temperatures. An error
-    raised there would end the whole server, greedy requests included.
+    Without Triton, as on CPUs, vLLM 0.32 expands per-request values to tokens by writing into an integer copy. A float
+    tensor stays uninitialised, and samples after speculation are drawn at random temperatures. An error raised there
+    would end the whole server, greedy requests included.
     """
     sampler = sys.modules.get(_SAMPLER)
     expand = getattr(sampler, _EXPAND, None)

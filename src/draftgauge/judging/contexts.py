@@ -46,8 +46,8 @@ def shown(rates: Rates) -> str:
 
 
 def lengths_by_context(rates: Rates, costs: CostCurve) -> dict[int, int]:
-    """The best fixed length at each context length of :data:`ASKED`, 0 where none pays; empty where costs are known at
-    one context only, or no range has rates.
+    """The best fixed length at each context length of :data:`ASKED`, 0 where none pays. It is empty where costs are
+    known at one context only, or no range has rates.
 
     Acceptance beyond the ranges recorded is taken to be that of the nearest one.
     """
@@ -67,7 +67,7 @@ def lengths_by_context(rates: Rates, costs: CostCurve) -> dict[int, int]:
 
 
 def advice_by_context(trace: Trace, costs: CostCurve) -> str | None:
-    """How far to draft at which context lengths, and the error of the law of costs; None where that is all the same or
+    """How far to draft at which context lengths, and the error of the law of costs. None where lengths do not differ or
     the law does not hold."""
     rates, laws = acceptance_by_context(trace), laws_of(costs)
     lengths = lengths_by_context(rates, costs)

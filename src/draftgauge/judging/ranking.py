@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from draftgauge.judging.contexts import CONTEXTS
 from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, task_masks
 from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
 from draftgauge.judging.replay import Replay, can_replay, plain_replay, replay
-from draftgauge.judging.splits import design_of
+from draftgauge.judging.splits import Design, design_of
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import LOOKUP, recommended
 from draftgauge.policies.registry import NO_DRAFT, compared_policies
@@ -53,7 +53,8 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
         ``alpha_1``, ... acceptance by depth; ``cost_ratio`` of drafting a token to verifying; ``cost_doubt``. Intervals
         are 95%, resampled by prompt, the turns of a conversation together.
     """
-    ranked = {name: _at_best(*of) for name, of in recorded.items()}
+    rules = [rule for rule in compared_policies() if rule != LOOKUP]  # which is a drafter here
+    ranked = {name: at_best(design_of(trace), costs, rules) for name, (trace, costs) in recorded.items()}
     first = next(iter(ranked.values()))
     ranked[NO_DRAFT] = first._replace(setting="plain", of=plain_replay(first.trace, first.costs))
     order = sorted(ranked, key=lambda name: -ranked[name].of.tokens_per_second)
@@ -99,18 +100,19 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
     return scaled
 
 
-def _at_best(trace: Trace, costs: CostCurve) -> Ranked:
-    design = design_of(trace)
-    best = PolicySpec.fixed(best_fixed_gamma(design.training, costs)).text
-    rules = [each for each in compared_policies() if each != LOOKUP]  # which is a drafter here
+def at_best(design: Design, costs: CostCurve, rules: Sequence[str]) -> Ranked:
+    """The simplest setting that is level with the fastest, of plain decoding, the best fixed length, ``rules`` and
+    ``two-source`` fitted to the drafter.
+    """
+    trace, best = design.trace, PolicySpec.fixed(best_fixed_gamma(design.training, costs)).text
     policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *rules)}
-    tried = {name: replay(design.trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
-    tried[NO_DRAFT] = plain_replay(design.trace, costs)
+    tried = {name: replay(trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
+    tried[NO_DRAFT] = plain_replay(trace, costs)
     with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
         tried[FITTED] = replay_fitted(design, costs)
-    numbers = conversations(design.trace)
+    numbers = conversations(trace)
     setting = recommended({name: of.speed(numbers) for name, of in tried.items()}, best)
-    return Ranked(setting, design.trace, costs, tried[setting])
+    return Ranked(setting, trace, costs, tried[setting])
 
 
 def _groups(trace: Trace) -> Iterator[tuple[dict[str, str | None], Mask]]:

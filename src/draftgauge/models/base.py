@@ -18,7 +18,7 @@ class ModelSpec:
 
     Attributes:
         context: longest sequence in tokens.
-        engine: "lean", "static", "modules", "gguf" or "gguf-fast"; see docs/engines.md.
+        engine: "lean", "static", "modules", "gguf", "openvino", or one of these with "-fast"; see docs/engines.md.
         attention: which attention transformers was loaded with.
         context_reason: why ``context`` is less than the configuration says; empty if it is not.
         branches: the most branches that grow together.
@@ -64,7 +64,7 @@ class CachedModel(Protocol):
     spec: ModelSpec
     module: PreTrainedModel
     """The transformers model behind it: its configuration, its generation settings, and the same weights. None in the
-    gguf engine, which has none."""
+    gguf and openvino engines, which have none."""
 
     @property
     def length(self) -> int:

@@ -17,6 +17,7 @@ from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_text, file_sha256
 from draftgauge.models.engines.gguf_library import is_gguf
+from draftgauge.models.engines.openvino_folder import MODEL, WEIGHTS, is_openvino
 from draftgauge.models.folder import INDEX, model_folder
 
 WHOLE = 64 << 20  # bytes above which a file's digest is kept in the cache
@@ -32,10 +33,10 @@ PIECES, PIECE = 64, 1 << 16  # places evenly apart, and the bytes taken there
 def fingerprint(model: str | Path | PreTrainedModel, *, texts: bool = True, sampled: bool = False) -> str:
     """SHA-256 over a model, as 64 hexadecimal digits.
 
-    Of a folder or a model id, the configuration, the safetensors files and, as they decide what a text is to the model,
-    its tokenizer and chat template are hashed; of a GGUF file, that file; of a model in memory, its configuration and
-    tensors. Every byte counts, so equal fingerprints mean equal files on any machine. Digests of files above 64 MiB are
-    kept in the user's cache by path, size, inode and times of change, and trusted as long as these stay.
+    Of a folder or model id, it hashes the configuration, the safetensors or OpenVINO files, and, for what a text is,
+    tokenizer and chat template. Of a GGUF file it is that file; of a model in memory, its configuration and
+    tensors. Every byte counts, so equal fingerprints mean equal files on any machine. The user's cache keeps digests
+    of files above 64 MiB, trusted as long as path, size, inode and times of change stay.
 
     Args:
         model: a folder, a GGUF file, the id of a model that was loaded before, or a model in memory.
@@ -67,7 +68,8 @@ def weight_bytes_of(source: str | Path) -> int:
     folder = files_of(source)
     if folder.is_file():
         return folder.stat().st_size
-    weights = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    names = (WEIGHTS,) if is_openvino(folder) else ("*.safetensors", "*.bin")
+    weights = next(filter(None, (list(folder.glob(name)) for name in names)), [])
     return sum(path.stat().st_size for path in weights)
 
 
@@ -128,8 +130,9 @@ def files_of(source: str | Path) -> Path:
 
 
 def _files(folder: Path, texts: bool, sampled: bool) -> Iterator[tuple[str, int, bytes]]:
-    weights = sorted(folder.glob("*.safetensors"))
-    if not (folder / "config.json").is_file() or not weights:
+    names = (MODEL, WEIGHTS) if is_openvino(folder) else ("*.safetensors",)
+    weights = [path for name in names for path in sorted(folder.glob(name))]
+    if not (folder / "config.json").is_file() or len(weights) < len(names):
         raise ModelError(f"{folder} lacks config.json or safetensors weights: is it the folder of a model?")
     index = [path for path in (folder / INDEX,) if path.is_file()]
     of_texts = sorted({path for pattern in _TEXTS for path in folder.glob(pattern) if path.is_file()}) if texts else []

@@ -26,11 +26,13 @@ from draftgauge.models.compression import (
     quantization_config,
 )
 from draftgauge.models.device import choose_device
-from draftgauge.models.engines.gguf import EXACT, GGUF_ENGINES, GgufModel
+from draftgauge.models.engines.gguf import GGUF_ENGINES, GgufModel
 from draftgauge.models.engines.gguf_library import INSTALL, is_gguf
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.engines.modules import ModulesModel, holds_states, rollback_cache
+from draftgauge.models.engines.openvino import OPENVINO_ENGINES, OpenvinoModel
+from draftgauge.models.engines.openvino_folder import is_openvino
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, model_folder
@@ -38,7 +40,8 @@ from draftgauge.models.spec import read_configuration
 from draftgauge.models.transformers_calls import no_bars
 from draftgauge.models.weight_only import quantise
 
-ENGINES = ("auto", "lean", "static", "modules", *GGUF_ENGINES)
+OWN_ENGINES = ("lean", "static", "modules")
+ENGINES = ("auto", *OWN_ENGINES, *GGUF_ENGINES, *OPENVINO_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 OF_TOKENIZERS = ("tokeni*", "vocab*", "*.model", "*.tiktoken")
 
@@ -54,27 +57,45 @@ def load_model(
     """Load a causal language model with an empty cache.
 
     Args:
-        source: a folder, a model id of the hub, a GGUF file, ``reference`` (the bundled pair) or ``reference/<part>``.
+        source: a folder, of OpenVINO too, a model id of the hub, a GGUF file, ``reference`` (the bundled pair) or
+            ``reference/<part>``.
         compression: one of ``compression.COMPRESSIONS``; a checkpoint that comes quantised is loaded as it is.
         device: where to run; a GPU where there is one, else the CPU.
-        engine: ``auto`` for the first that can: static on a GPU, lean elsewhere, modules; of a GGUF file ``gguf``.
+        engine: ``auto`` for the first that can: static on a GPU, lean elsewhere, modules; of a GGUF file ``gguf``,
+            of an OpenVINO folder ``openvino``.
         device_map: spread the layers over all GPUs, as accelerate's ``device_map`` of this name.
     """
     check_engine(engine)
-    if is_gguf(source):
-        if compression != UNCOMPRESSED:
-            raise ModelError(f"{source} is quantised already: give another file instead of compression {compression}")
-        if device is not None and str(device).partition(":")[0] != "cpu":
-            raise ModelError(f"GGUF files run on the CPU here, not on {device}: leave out --device")
-        if engine not in ("auto", *GGUF_ENGINES):
-            raise ModelError(
-                f"{source} is a GGUF file, which {' and '.join(GGUF_ENGINES)} run, not the engine {engine}"
-            )
-        return GgufModel(Path(source), EXACT if engine == "auto" else engine)
-    if engine in GGUF_ENGINES:
+    engines, kind = engines_of(source), made_by_others(source)
+    if engine not in ("auto", *engines):
         raise ModelError(
-            f"the engine {engine} runs GGUF files, and {source} is not one: give a file that ends in .gguf"
+            f"{source} is {kind or 'a model of transformers'}, which {' and '.join(engines)} run, not the engine "
+            f"{engine}: GGUF files end in .gguf, and optimum-intel exports OpenVINO folders"
         )
+    if kind:
+        if compression != UNCOMPRESSED:
+            raise ModelError(f"{source} is {kind}, and has its compression: make another instead of {compression}")
+        if device is not None and str(device).partition(":")[0] != "cpu":
+            raise ModelError(f"{source} is {kind} and runs on the CPU here, not on {device}: leave out --device")
+        chosen_engine = engines[0] if engine == "auto" else engine
+        if is_gguf(source):
+            return GgufModel(Path(source), chosen_engine)
+        return OpenvinoModel(Path(source), chosen_engine, trust_remote_code)
+    model = load_module(source, compression, device, trust_remote_code, device_map)
+    with clear_memory_errors(f"{source} at compression {compression}", model.device):
+        return wrap(model, engine)
+
+
+def load_module(
+    source: str | Path,
+    compression: str = UNCOMPRESSED,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+) -> PreTrainedModel:
+    """Load what was not made by others, as transformers' own module; see :func:`load_model`."""
+    if is_openvino(source):
+        raise ModelError(f"{source} is an OpenVINO folder, which this cannot read: give what it was exported from")
     chosen = choose_device(device)
     if device_map is not None and device_map not in DEVICE_MAPS:
         raise DraftgaugeError(f"unknown device_map {device_map!r}: choose one of {', '.join(DEVICE_MAPS)}")
@@ -119,8 +140,17 @@ def load_model(
         model = model if stays or device_map else model.to(chosen)
         if label in WEIGHT_ONLY:
             quantise(model, label)
-    with clear_memory_errors(f"{source} at compression {label}", chosen):
-        return wrap(model, engine)
+    return model  # type: ignore[no-any-return]
+
+
+def made_by_others(source: str | Path) -> str:
+    """What a source is that transformers does not run, in words; empty of all others."""
+    return "a GGUF file" if is_gguf(source) else "an OpenVINO folder" if is_openvino(source) else ""
+
+
+def engines_of(source: str | Path) -> tuple[str, ...]:
+    """The engines that run a source, the default of files made by others first."""
+    return GGUF_ENGINES if is_gguf(source) else OPENVINO_ENGINES if is_openvino(source) else OWN_ENGINES
 
 
 def _check_stayed_quantised(model: PreTrainedModel, method: str, source: str | Path) -> None:
@@ -145,12 +175,12 @@ def attention_of(config: PreTrainedConfig) -> str | None:
 
 
 def quantisation_method(source: str | Path) -> str | None:
-    return None if is_gguf(source) else method_of(_declared(source), source)
+    return None if made_by_others(source) else method_of(_declared(source), source)
 
 
 def planned_dtype(source: str | Path, compression: str, device: torch.device, role: str = "target") -> torch.dtype:
     held = compression if role == "target" else draft_compression(compression)
-    if is_gguf(source):
+    if made_by_others(source):
         return torch.float32
     return activation_dtype(held, device, _dtype_of(_declared(source)))
 

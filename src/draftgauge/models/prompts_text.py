@@ -29,9 +29,9 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids of a prompt.
 
-    Text is a user's message where the tokenizer has a chat template, and is taken as it is, with the tokenizer's own
-    special tokens, where it has none or ``rendering.chat`` is False. A conversation goes through the chat template,
-    opened for the assistant's answer; without a template its contents are joined by blank lines.
+    Text is a user's message where the tokenizer has a chat template. Without one, or with ``rendering.chat`` False, it
+    is taken as it is, with the tokenizer's own special tokens. A conversation goes through the chat template, opened
+    for the assistant's answer; without a template its contents are joined by blank lines.
 
     Args:
         prompt: text, or messages with ``role``, ``content`` and what else the template reads, such as ``tool_calls``.

@@ -15,6 +15,15 @@ TOOLS_FILE = PAIR_FOLDER / "tools.jsonl"  # prompts of agents and calls of tools
 QUESTIONS_FILE = PAIR_FOLDER / "questions.jsonl.xz"  # for training drafters; no prompt shares a template with them
 
 
+SETTING = ":position="  # behind a drafter's folder, the one setting that a source can name
+
+
+def source_setting(source: str | Path) -> tuple[str, str | None]:
+    """A source and its setting, if it names one."""
+    name, given, value = str(source).partition(SETTING)
+    return name, value if given else None
+
+
 def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
     """Folder of one part of the bundled pair, as ``save_pretrained`` wrote it, tokenizer included."""
     if part not in PARTS:
@@ -30,6 +39,9 @@ def bundled_questions() -> list[list[dict[str, str]]]:
 
 
 def resolve_source(source: str | Path) -> str | Path:
-    """A source with the bundled pair's names, ``reference`` (the target) or ``reference/<part>``, as folders."""
+    """A source with the bundled pair's names, ``reference`` (the target) or ``reference/<part>``, as folders; without a
+    setting.
+    """
+    source = source_setting(source)[0] if SETTING in str(source) else source
     name, _, part = str(source).partition("/")
     return reference_path(part or "target") if name == REFERENCE and isinstance(source, str) else source

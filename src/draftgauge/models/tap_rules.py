@@ -1,6 +1,6 @@
 """Which layers of a target are tapped by default, and which by EAGLE-3; no torch.
 
-EAGLE-3's code takes what *enters* layers 2, L // 2 and L - 3 of L, which is the output of the layers below them:
+EAGLE-3's code takes what *enters* layers 2, L // 2 and L - 3 of L. That is the output of the layers below them:
 SpecForge names those. The default has EAGLE-3's numbers and takes what leaves these layers, one layer further on. Their
 keys and values are made of what enters them.
 """
@@ -25,7 +25,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def specforge_taps(layers: int) -> tuple[int, ...]:
-    """Layers 1, L // 2 - 1 and L - 4 of ``layers``, whose outputs EAGLE-3 (arXiv 2503.01840) and SpecForge take."""
+    """The layers of ``layers`` whose outputs EAGLE-3 (arXiv 2503.01840) and SpecForge take."""
     if layers < EAGLE_LAYERS:
         raise ModelError(
             f"the layers that EAGLE-3 and SpecForge read are of targets of {EAGLE_LAYERS} layers or more, not {layers}"

@@ -21,6 +21,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.engines.gguf import GgufModel
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.modules import ModulesModel, rollback_cache
+from draftgauge.models.engines.openvino import OpenvinoModel
 from draftgauge.models.growing import HiddenStates
 from draftgauge.models.hidden import watching
 from draftgauge.models.rotation import ordered
@@ -69,10 +70,10 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
 
     The cache is emptied. A model has one set of taps at a time: attaching again replaces it.
     """
-    if isinstance(model, GgufModel):
+    if isinstance(model, GgufModel | OpenvinoModel):
         raise ModelError(
-            "a GGUF target shows no hidden states, keys or values, which this drafter reads: draft with a language "
-            "model or prompt_lookup"
+            "a GGUF or OpenVINO target shows no hidden states, keys or values, which this drafter reads: draft with a "
+            "language model or prompt_lookup"
         )
     if not isinstance(model, LeanModel | ModulesModel):
         raise ModelError(

@@ -98,8 +98,8 @@ def quantise(model: nn.Module, compression: str) -> None:
     """Put :class:`WeightOnlyLinear` in the place of a CPU model's linears, one after the other, with one warning at
     most.
 
-    Linears whose widths the kernel does not take stay as they are. Without the kernel the quantised weights are held
-    and multiplied in the model's own dtype, so outputs are those of the compression and the speed is not.
+    Linears whose widths the kernel does not take stay as they are. Without the kernel the model's own dtype holds and
+    multiplies the quantised weights: outputs are those of the compression, the speed is not.
     """
     lacking = [name for name in KERNELS[compression] if private(name) is None]
     left = total = 0

@@ -55,9 +55,8 @@ UNSTAMPED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 @dataclass(frozen=True)
 class Line:
     """One line of a chart. ``low`` and ``high`` are the ends of intervals: a band, or bars where the points are not
-    ``joined``; the style is by the place in the chart if None. Only points at ``marked`` indices have a marker, all if
-    None.
-    """
+    ``joined``. The style is by the place in the chart if None. Only points at ``marked`` indices have a marker, all if
+    None."""
 
     label: str
     x: Sequence[float]

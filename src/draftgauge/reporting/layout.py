@@ -29,9 +29,8 @@ def render_page(template: str, title: str, values: Mapping[str, Any], package: s
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and printed cells; the first column names the line. Of a line whose kind is "best" the text is bold, of
-    "bound" muted; figures ("n" of ``looks``) are set flush right, and only "prose" is broken into lines.
-    """
+    """Headings and printed cells; the first column names the line. A line of kind "best" is bold, of "bound" muted.
+    Figures ("n" of ``looks``) are set flush right, and only "prose" is broken into lines."""
 
     headings: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]

@@ -114,9 +114,9 @@ def render(runs: Sequence[JudgedRun], ranked: Sequence[Mapping[str, Any]] = ()) 
 def advise(run: JudgedRun) -> dict[str, Any]:
     """What the top of the page says of one compression.
 
-    ``gamma`` is the best fixed length that drafts; ``drafted_cost`` is that of drafting one token over verifying one,
-    ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts,
-    each with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
+    ``gamma`` is the best fixed length that drafts. ``drafted_cost`` is that of drafting one token over verifying one,
+    ``verify_growth`` that of verifying ``gamma + 1`` tokens over one. ``tasks`` are those with enough prompts, each
+    with its best length; ``flags`` what to paste in each engine, where the verdict is to draft.
     """
     fixed = run.fixed()
     gamma = best_length(fixed, 1)

@@ -1,5 +1,5 @@
-"""Colours, line styles and number formats of all pages. Charts are drawn in the light palette; :func:`themed` replaces
-each colour by a CSS variable, so that the same chart is readable in light and dark."""
+"""Colours, line styles and number formats of all pages. Charts are drawn in the light palette. :func:`themed` replaces
+each colour by a CSS variable, so that one chart is readable in light and dark."""
 
 from __future__ import annotations
 

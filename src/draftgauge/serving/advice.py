@@ -44,7 +44,7 @@ def advise_settings(
     costs in the engine.
 
     The setting advised is the simplest that is level with the fastest, see
-    :func:`~draftgauge.judging.verdict.recommended`; of fixed lengths only the best one is a candidate, chosen on the
+    :func:`~draftgauge.judging.verdict.recommended`. Of fixed lengths only the best one is a candidate, chosen on the
     design's training prompts where it has any.
 
     Args:
@@ -187,9 +187,8 @@ def _p_min(trace: Trace, costs: CostCurve, p_min: float, longest: int) -> Replay
 
 
 def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:
-    """The least constant chance of acceptance at which some fixed length pays on average over the positions of a trace;
-    0 if one does without any, None if none does at 1.
-    """
+    """The least constant chance of acceptance at which some fixed length pays on average over a trace's positions. It
+    is 0 if one does without any, None if none does at 1."""
     contexts, lengths = context_lengths(trace), np.arange(1, trace.gamma_max + 1)
     plain = np.interp(contexts, costs.contexts, costs.plain).mean()
     steps = np.array([costs.step_seconds(int(length), contexts).mean() for length in lengths]) / plain

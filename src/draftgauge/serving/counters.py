@@ -1,12 +1,12 @@
 """What an engine counts of its speculation, and what follows from it alone.
 
-vLLM and llama.cpp's server count drafts, drafted and accepted tokens, and accepted ones by position of the draft, under
-the same names after their prefix. SGLang shows means. All three also answer with the counters of each request. Accepted
-tokens leave out the target's own token of each step (the bonus token); an *acceptance length* counts it. Those behind
-the end of an answer count too, so steps are not its tokens without the accepted ones.
+vLLM and llama.cpp's server count drafts, drafted and accepted tokens, and accepted ones by position, under the same
+names after their prefix. SGLang shows means. All three also answer with the counters of each request. Accepted tokens
+leave out the target's own token of each step (the bonus token); an *acceptance length* counts it. Those behind the end
+of an answer count too, so steps are not its tokens without the accepted ones.
 
-Of drafts of one length ``K``, the share that accepts position ``j`` is the *survival* ``s(j)``, so drafting ``k <= K``
-tokens would commit ``1 + s(1) + .. + s(k)`` tokens a step, if steps that begin at other places of the text were alike.
+Of drafts of one length ``K``, the share that accepts position ``j`` is the *survival* ``s(j)``. If steps that begin
+elsewhere in the text were alike, drafting ``k <= K`` tokens would commit ``1 + s(1) + .. + s(k)`` tokens a step.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class SpeculationCounts:
     def survival(self) -> tuple[float, ...]:
         """The share of drafts accepted up to each position ``1..K``.
 
-        Where positions are not counted, every token is taken to be accepted with the same chance ``a`` after those
-        before it, with ``a + .. + a ** K`` the accepted tokens a draft.
+        Where positions are not counted, each token is taken to be accepted with the same chance ``a`` after those
+        before it. ``a + .. + a ** K`` is then the accepted tokens a draft.
         """
         if not self.alike:
             longest = f" of up to {len(self.by_position)}" if self.by_position else ""
@@ -230,10 +230,10 @@ def counts_of(samples: Sequence[Sample], prefix: str) -> SpeculationCounts | Non
 
 
 def _of_means(samples: Sequence[Sample]) -> SpeculationCounts | None:
-    """SGLang's latest means, as if all tokens that it has generated had been decoded like these: ``spec_accept_length``
-    committed tokens a step, ``spec_accept_rate`` accepted ones of those drafted; of several ranks, the mean of those
-    that are not idle, which show 0. From 0.5.23 on it counts the steps, so their mean is that of all requests, whose
-    first tokens come with their prompts."""
+    """SGLang's latest means, as if all tokens that it has generated had been decoded like these. ``spec_accept_length``
+    is committed tokens a step, ``spec_accept_rate`` accepted ones of those drafted. Of several ranks it is the mean of
+    those that are not idle, which show 0. From 0.5.23 on it counts the steps. Their mean is then that of all requests,
+    whose first tokens come with their prompts."""
     names = ("sglang:generation_tokens_total", "sglang:spec_accept_length", "sglang:spec_accept_rate")
     shown = [[sample.value for sample in samples if sample.name == name] for name in names]
     generated = sum(shown[0])

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.compressions import COMPRESSED_BEFORE
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LEAST, LONGEST
 from draftgauge.policies.registry import FIXED, compared_policies
@@ -82,11 +83,12 @@ class Engine:
 
     def priced_by(self, recorded: str) -> bool:
         """Whether a step costs in it what was measured where a run was recorded, in the engine ``recorded``."""
-        return self.name == "draftgauge" or (self.loop and (self.name == "gguf") == recorded.startswith("gguf"))
+        elsewhere = next((name for name in COMPRESSED_BEFORE if recorded.startswith(name)), "transformers")
+        return self.name in ("draftgauge", elsewhere)
 
     def settings(self, gamma_max: int, own: Sequence[str] | None = (), kind: str | None = LANGUAGE_MODEL) -> list[str]:
         """The settings to try: plain, every length up to ``gamma_max``, and the rules that the engine can run with this
-        kind of drafter: ``own``, by spec or fitted file, or those that are compared by default; no policies if None.
+        kind of drafter. Rules are ``own``, by spec or fitted file, or those compared by default; no policies if None.
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
         lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})

@@ -33,8 +33,8 @@ def read_outputs(path: Path) -> dict[str, ServedAnswer]:
     """Read a file of answers by their ``custom_id``.
 
     Each line has ``custom_id`` and ``response.body.choices``, of which the first is taken: ``message.content`` or
-    ``text``, and ``finish_reason``. Lines of requests that failed are left out; answers without a text, or with
-    reasoning or tool calls beside it and no token ids, have a flaw.
+    ``text``, and ``finish_reason``. Lines of failed requests are left out. Answers without a text, or with reasoning or
+    tool calls beside it and no token ids, have a flaw.
     """
     answers: dict[str, ServedAnswer] = {}
     for where, entry in read_json_lines(path, "file of answers", "give the output file of a batch", PromptError):

@@ -1,7 +1,7 @@
 """A trace from the acceptance that vLLM reports of each request, for drafters that draftgauge cannot load.
 
-At the position after a draft that was accepted whole it is not known whether the drafter is right: there it is drawn.
-docs/serving.md says for which drafters this holds.
+After a draft that was accepted whole it is not known whether the drafter would be right: that is drawn. See
+docs/serving.md for which drafters this holds.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def costs_of_steps(
     Args:
         plain: seconds of a step without speculation, one for each output.
         steps: fixed length -> seconds of a step that drafts and verifies so many tokens, one for each output.
-        draft: seconds of a token of the draft model served by itself, which may take longer than one within a step:
+        draft: seconds of a token of the draft model served by itself, which may take longer than one within a step. So
             drafting is at most what a step takes beyond a plain one, and both parts add up to the step. Without it all
             of that counts as drafting, which is right for fixed lengths only.
     """

@@ -34,8 +34,8 @@ class EngineCosts:
         draft: ``[B][K + 1]``; column ``n`` is drafting ``n`` tokens for each sequence.
         drafted_by: "engine", or "draftgauge" where its proposer drafted: policies run only there.
         context: the length of the texts in tokens, 0 if not known.
-        context_seconds, draft_context_seconds: what a further token of text costs a step, and a pass of the drafter,
-            for each request that has it; 0 if not known. ``context_error`` is the largest deviation from such a law.
+        context_seconds, draft_context_seconds: what a further token of one request's text costs a step, and a pass of
+            the drafter; 0 if not known. ``context_error`` is the largest deviation from such a law.
     """
 
     engine: str

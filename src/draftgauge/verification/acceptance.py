@@ -83,8 +83,8 @@ def residual(target: Tensor, draft: Tensor) -> Tensor:
         draft: ``[..., W]`` the draft's; a narrower one has no mass on the ids it lacks.
 
     Returns:
-        ``[..., V]``, summing to 1. Where the two agree to the last bit nothing is left over (a rejection is then due to
-        rounding alone) and it is the target's own distribution.
+        ``[..., V]``, summing to 1. Where the two agree to the last bit, nothing is left over: it is the target's own
+        distribution, and rejections come from rounding.
     """
     difference = (target - functional.pad(draft, (0, target.shape[-1] - draft.shape[-1]))).clamp_min(0)
     mass = difference.sum(-1, keepdim=True)

@@ -52,9 +52,9 @@ class Sampling:
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution that tokens are drawn from.
 
-    Temperature, then top-k, then top-p, as Hugging Face's logits warpers do them. Ties: at temperature 0 the lowest of
-    the tied token ids takes all; all tokens tied with the ``top_k``-th are kept, and so are all tied at the edge of the
-    top-p mass (of these transformers keeps some, by their order in its sort).
+    Temperature, then top-k, then top-p, as Hugging Face's logits warpers do them. At temperature 0 the lowest of tied
+    token ids takes all. All tokens tied with the ``top_k``-th, or at the edge of the top-p mass, are kept. Of the
+    latter transformers keeps some, by their order in its sort.
 
     Returns:
         float32 ``[..., V]`` of logits of that shape, each row summing to 1.
@@ -96,8 +96,8 @@ def _nucleus_edge(distribution: Tensor, top_p: float) -> Tensor:
 def draw(weights: Tensor, generator: Generator | None) -> Tensor:
     """Draw one index from each row of weights, by inverting the cumulative sum.
 
-    The uniform number is taken from (0, 1], which cannot land on an index of weight 0, and in float64, whose resolution
-    is far below any probability a float32 softmax yields.
+    The uniform number is from (0, 1], which cannot land on an index of weight 0. It is float64, whose resolution is far
+    below any probability that a float32 softmax yields.
 
     Args:
         weights: ``[..., V]``, non-negative, not all zero; they need not sum to 1.

@@ -31,8 +31,8 @@ def signals(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def read_signals(logits: Tensor, tokens: Tensor, reads: Reads) -> list[tuple[float, float, float, int]]:
-    """Confidence, entropy and margin of distributions, computing only those that are read, and the tokens drafted from
-    them, in one transfer from the device; NaN for what is not read.
+    """Confidence, entropy and margin of distributions, and the tokens drafted from them, in one transfer from the
+    device. Only what is read is computed; the rest is NaN.
 
     Args:
         logits: ``[n, V]``, ``V`` at least 2.

@@ -11,6 +11,7 @@ from draftgauge.api.requests.decoding import (
     AdviseRequest,
     BenchRequest,
     BenchServersRequest,
+    CompareRequest,
     CostsRequest,
     DatastoreBuildRequest,
     DemoRequest,

@@ -105,6 +105,22 @@ class RankRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompareRequest:
+    """Put recorded runs of the same prompts side by side in tokens a second, with quality and memory, and say which to
+    deploy.
+    """
+
+    folders: tuple[Path, ...] = option(positional=True, help="recorded runs, or folders of runs.")
+    bench: tuple[Path, ...] = option(
+        (), repeated=True, help="JSON of 'draftgauge bench' on one of them, for live figures; RUN/bench.json is read."
+    )
+    judged: JudgedSpec = JudgedSpec()
+
+    def __post_init__(self) -> None:
+        check_each_once("run", self.folders)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorRequest:
     """Find out why a drafter is hardly accepted or no faster: of a recorded run, of a pair, or from a running engine's
     counters.
@@ -290,9 +306,8 @@ class ReportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseRequest:
-    """Say whether to speculate in an engine, with which length or rule and which flags, from a recorded run or from
-    what a running server counts.
-    """
+    """Say whether to speculate in an engine, and with which length, rule and flags, from a recorded run or a running
+    server's counts."""
 
     folder: Path | None = option(None, positional=True, help="a recorded run; or else --url or --requests.")
     engine: str = option(

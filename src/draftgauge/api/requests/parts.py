@@ -36,7 +36,7 @@ class TokenizerSpec(CodeSpec):
 class TargetLoadSpec(TokenizerSpec):
     """How a target is loaded."""
 
-    engine: str = option("auto", help="'lean', 'static', 'modules', 'gguf' or 'gguf-fast' (docs/engines.md).")
+    engine: str = option("auto", help="'lean', 'static', 'modules', 'gguf', 'openvino' (docs/engines.md).")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,9 +52,8 @@ class LearnedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest:
-    """Measure a trained drafter: acceptance by depth, tokens a step (MAT) teacher-forced, live and with draft trees,
-    retention (acceptance at the last depth over that at the first) and speed.
-    """
+    """Measure a trained drafter: speed, acceptance by depth, tokens a step (MAT; teacher-forced, live, with trees),
+    retention (acceptance at the last depth over the first)."""
 
     drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
     learned: LearnedSpec = LearnedSpec()
@@ -66,9 +65,8 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest:
-    """Show what limits trained drafters: how far their queries are from the target's, which weights the loss reaches,
-    how many directions their projections use, how far the gate is open.
-    """
+    """Show what limits trained drafters: query distance from the target's, which weights the loss reaches, how many
+    directions projections use, how open the gate is."""
 
     runs: tuple[Path, ...] = option(positional=True, help="folders that 'draftgauge train' wrote; seeds are pooled.")
     learned: LearnedSpec = LearnedSpec()

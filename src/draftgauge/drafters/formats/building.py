@@ -67,7 +67,7 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
     """Load a drafter for a target, onto its device and in the dtype of its activations."""
     if target.module is None:
         raise ModelError(
-            f"{source} reads its target's hidden states, and a GGUF target shows none: name the model that it was "
+            f"{source} reads its target's hidden states, which a GGUF or OpenVINO target hides: name the model it was "
             "converted from, or draft with a language model or prompt_lookup"
         )
     text = target.module.config.get_text_config()

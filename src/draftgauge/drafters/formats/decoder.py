@@ -1,8 +1,8 @@
 """What EAGLE-3 and DFlash drafters have in common: weights by name, heads, rotary embeddings, cache and branches.
 
-Letters in shapes: ``R`` rows, ``B`` places of a block, ``Q`` query heads, ``KV`` key/value heads, ``D`` head dimension,
-``H`` hidden size, ``V`` logits, ``L`` anchors, ``S`` tapped layers. An *anchor* is a position whose hidden states the
-target has computed.
+Letters in shapes: ``R`` rows, ``B`` places of a block, ``L`` anchors, ``S`` tapped layers, ``H`` hidden size, ``V``
+logits. ``Q`` query heads, ``KV`` key/value heads, ``D`` head dimension. An *anchor* is a position whose hidden states
+the target has computed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """DFlash (arXiv 2602.06036), which drafts a block in one pass: checkpoints read and run, trained drafters written.
 
-The keys and values of the committed text are made of the target's fused hidden states, those of the block of its
+Keys and values of the committed text come from the target's fused hidden states. Those of the block come from its
 tokens: the last committed one and masks. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
 
-Read are the flat configurations of ``z-lab/dflash``, SpecForge and DeepSpec, and that of speculators. It is the last
-that is written, as vLLM loads it: a block-wise ``hidden`` drafter that was trained with a mask token is this network,
-so weights are renamed and none is changed. Embedding and head are the target's; of the head the rows of a draft
-vocabulary are written.
+It reads the flat configurations of ``z-lab/dflash``, SpecForge and DeepSpec, and that of speculators, and writes the
+last, as vLLM loads it. A block-wise ``hidden`` drafter trained with a mask token is this network, so weights are
+renamed and none is changed. Embedding and head are the target's; of the head the rows of a draft vocabulary are
+written.
 """
 
 from __future__ import annotations

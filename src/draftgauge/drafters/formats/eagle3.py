@@ -1,11 +1,11 @@
 """EAGLE-3 (Li et al. 2025, arXiv 2503.01840): checkpoints as published, read and run, and trained drafters written.
 
-Its first layer takes in a token's embedding beside a state: the target's fused hidden states at the first token of a
-draft, its own output after that. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
+Its first layer takes in a token's embedding beside a state. That is the target's fused hidden states at the first token
+of a draft, its own output after that. Letters in shapes as in :mod:`draftgauge.drafters.formats.decoder`.
 
-Read are SafeAILab's and SGLang's flat configuration (https://github.com/SafeAILab/EAGLE, ``sgl-project/SpecForge``,
-``deepseek-ai/DeepSpec``) and that of speculators. What is written vLLM, SGLang, speculators and (trained for it)
-llama.cpp load: a ``hidden`` drafter's weights are renamed and none is changed. Queries, keys and values read
+It reads SafeAILab's and SGLang's flat configuration (https://github.com/SafeAILab/EAGLE, ``sgl-project/SpecForge``,
+``deepseek-ai/DeepSpec``) and that of speculators. What is written loads in vLLM, SGLang, speculators and (trained for
+it) llama.cpp: a ``hidden`` drafter's weights, renamed and unchanged. Queries, keys and values read
 ``[embedding; state]`` side by side, which are two linears there whose outputs are added.
 """
 

@@ -99,7 +99,8 @@ def checkpoint_fingerprint(source: str | Path) -> str:
 
 def _file(source: str | Path, name: str) -> Path | None:
     """A file of a folder, or of a repository of the hub, downloaded if need be; None if there is none."""
-    folder = Path(resolve_source(source))  # of the bundled models by their names
+    source = resolve_source(source)  # of the bundled models by their names
+    folder = Path(source)
     if folder.is_dir():
         check_pointers(folder)
         return folder / name if (folder / name).is_file() else None

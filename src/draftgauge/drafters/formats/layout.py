@@ -1,7 +1,7 @@
 """What a checkpoint's ``config.json`` says, whichever tool wrote it, and the weights that go with it.
 
-Tapped layers are counted in two ways: in lists named ``target_layer_ids`` (and in SGLang's ``eagle_config``) ``i`` is
-the output of decoder layer ``i``; in those named ``*aux_hidden_state_layer_ids`` it is what enters layer ``i``, one
+Tapped layers are counted in two ways. In lists named ``target_layer_ids`` (and in SGLang's ``eagle_config``) ``i`` is
+the output of decoder layer ``i``. In those named ``*aux_hidden_state_layer_ids`` it is what enters layer ``i``, one
 layer below.
 """
 
@@ -85,8 +85,8 @@ class Layout:
 
     Attributes:
         family: "eagle3", "peagle", "dflash", "dflash2" or "dspark".
-        taps: target decoder layers whose outputs are read, from 0, in the order that ``fc`` takes them; empty where the
-            configuration leaves them to the target's number of layers.
+        taps: target decoder layers whose outputs are read, from 0, in the order of ``fc``; empty where the target's
+            number of layers decides.
         target_layers: of the target it was made for; None where it does not say.
     """
 

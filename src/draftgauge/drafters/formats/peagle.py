@@ -57,9 +57,8 @@ class PEagleLayout(Eagle3Layout):
 
 
 class PEagleNet(Eagle3Net):
-    """States are ``[R, H]`` of anchors alone after :meth:`take_in`, and ``[1, B, H]`` of the last one's whole block
-    after :meth:`absorb`, which runs new anchors and masks in one pass.
-    """
+    """States are ``[R, H]`` of anchors alone after :meth:`take_in`. After :meth:`absorb`, which runs new anchors and
+    masks in one pass, they are ``[1, B, H]`` of the last one's block."""
 
     layout: PEagleLayout
 

@@ -27,8 +27,8 @@ def write_checkpoint(
 ) -> None:
     """Write the drafter in ``folder`` as a checkpoint with these tensors and this ``config.json``.
 
-    ``draftgauge.json`` (where it came from) is written first and ``config.json`` last: a killed export leaves
-    a folder that the next one knows as its own, and that no engine loads.
+    ``draftgauge.json`` (where it came from) is written first and ``config.json`` last. So a killed export leaves a
+    folder that the next one knows as its own, and that no engine loads.
     """
     require_writable(out)
     origin = {
@@ -75,9 +75,8 @@ def taken_apart(config: ReuseConfig, heads: Tensor, gate_up: Tensor, layer: str)
 
 
 def vocabulary_map(config: ReuseConfig, left: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The draft vocabulary, taken out of the weights that are left, where there is one: ``d2t`` holds offsets, the
-    target's id minus the draft's own; ``t2d`` marks the target's ids that can be drafted.
-    """
+    """The draft vocabulary, taken out of the weights that are left, where there is one. ``d2t`` holds offsets, the
+    target's id minus the draft's own; ``t2d`` marks the target's ids that can be drafted."""
     if DRAFT_TOKENS not in left:
         return {}
     ids = left.pop(DRAFT_TOKENS).long()

@@ -1,8 +1,8 @@
 """A reuse drafter as a network. :mod:`draftgauge.drafters.reuse.unroll` trains it,
 :mod:`draftgauge.drafters.reuse.drafting` drafts.
 
-Letters in shapes: ``B`` texts, ``T`` tokens, ``A`` anchors, ``K`` depths, ``S`` target layers that are read, ``H``
-hidden size, ``KV`` key/value heads, ``D`` head dimension, ``V`` logits of the drafter, ``N`` branches of a draft.
+Letters in shapes: ``B`` texts, ``T`` tokens, ``A`` anchors, ``K`` depths, ``S`` target layers that are read, ``N``
+branches of a draft. ``H`` hidden size, ``KV`` key/value heads, ``D`` head dimension, ``V`` logits of the drafter.
 
 An *anchor* ``t`` is a position whose hidden state, keys and values the target has computed. At depth ``k`` the drafter
 processes token ``x[t + 1 + k]`` and predicts ``x[t + 2 + k]``; ``x[t + 1]`` is the last committed token, which the

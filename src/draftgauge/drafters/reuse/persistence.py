@@ -112,8 +112,8 @@ def load_drafter(folder: str | Path, target: CachedModel, dtype: torch.dtype | N
     """
     if target.module is None:
         raise ModelError(
-            f"the drafter in {folder} reads what its target's layers compute, and a GGUF target does not show it: name "
-            "the model that the file was made from, or draft with a language model or prompt_lookup"
+            f"the drafter in {folder} reads what its target's layers compute, and a GGUF or OpenVINO target hides it: "
+            "name the model that the file was made from, or draft with a language model or prompt_lookup"
         )
     path = Path(folder)
     config = read_config(path)

@@ -1,8 +1,8 @@
 """The gguf engine: a GGUF file of any architecture and quantisation, run by llama.cpp in this process.
 
 In the engine ``gguf`` keys and values are float32 and attention is computed plainly. Logits agree with transformers' up
-to the rounding of differently ordered sums. llama.cpp's own defaults (float16 keys and values, flash attention) are
-faster on long texts and off by some thousandths; that is the engine ``gguf-fast``, which also repacks the weights.
+to the rounding of differently ordered sums. The engine ``gguf-fast`` has llama.cpp's own defaults (float16 keys and
+values, flash attention) and repacks weights. It is faster on long texts, and off by some thousandths.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """libllama through ctypes: finding the library, declaring what is used of it, opening files, reading vocabularies.
 
-The functions are declared here so that any build of libllama will do: that of llama-cpp-python, that inside xllamacpp,
-or one that chooses its kernels at run time, from files beside it. llama.cpp changes its parameter structures without a
-version number, and a flag written at a wrong offset aborts the process in some later call. So all declared fields are
-compared with the defaults that the library returns, and a library that differs is refused.
+The functions are declared here so that any build of libllama will do. It is llama-cpp-python's, xllamacpp's, or one
+that chooses its kernels at run time, from files beside it. Parameter structures of llama.cpp change without a version
+number. A flag written at a wrong offset aborts the process in some later call. So all declared fields are compared with
+the library's defaults, and a library that differs is refused.
 """
 
 from __future__ import annotations

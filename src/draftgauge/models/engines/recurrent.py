@@ -1,9 +1,9 @@
 """The engine for hybrids: transformers' modules whose recurrent and convolution states can be rolled back.
 
-A state is overwritten by every token, so nothing of it can be cropped. The engine keeps copies of the states at two
-places of the text (anchors), and what the linear layers beside the states gave for the tokens since. Rolling back
-restores an anchor and runs the recurrence alone over the kept tokens. Projections, experts and attention are not run
-again; keys and values are cropped.
+Every token overwrites a state, so nothing of it can be cropped. The engine keeps copies of the states at two places of
+the text (anchors). Of the tokens since, it keeps what the linear layers beside the states gave. Rolling back restores
+an anchor and runs the recurrence alone over the kept tokens. Projections, experts and attention are not run again; keys
+and values are cropped.
 """
 
 from __future__ import annotations

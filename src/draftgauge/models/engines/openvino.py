@@ -1,0 +1,151 @@
+"""The openvino engine: a folder that optimum-intel exported, run by OpenVINO's stateful model in this process.
+
+In the engine ``openvino`` weights, activations, keys and values are computed in float32. The runtime's own choice
+(bfloat16 where the processor has it, activations of quantised weights in 8 bits) is the engine ``openvino-fast``.
+
+The runtime keeps keys and values as state, to which every pass appends. The state cannot be cut at its end but by
+copying all of it out and in (``query_state``), which takes longer than a pass. So tokens that are rolled back stay as
+dead slots that the attention mask hides, and are copied away when there are many. Branches are rows of a batch that
+``beam_idx`` makes of the one text, as beam search does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftgauge.core.errors import ModelError
+from draftgauge.models.base import ModelSpec
+from draftgauge.models.engines.openvino_folder import MODEL, check_files, check_graph, generation_settings
+from draftgauge.models.spec import check_context, check_starts, context_of, read_configuration
+from draftgauge.models.vocabulary import end_tokens
+
+EXACT, FAST = OPENVINO_ENGINES = ("openvino", "openvino-fast")
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+BRANCHES = 16  # that grow together: the runtime makes room for the whole text in each
+BATCH = 512  # tokens a pass, which gives logits of all of them
+MOST_DEAD = 256  # slots that hold tokens rolled back, before the state is copied without them
+
+Ints = NDArray[np.int64]
+
+
+class OpenvinoModel:
+    """:class:`~draftgauge.models.base.CachedModel` over an OpenVINO infer request, on the CPU."""
+
+    module: Any = None  # there is no transformers model behind it
+
+    def __init__(self, folder: Path, engine: str = EXACT, trust_remote_code: bool = False) -> None:
+        """Load an exported folder for the engine "openvino" or "openvino-fast"."""
+        check_files(folder)
+        import openvino
+
+        text = read_configuration(folder, trust_remote_code).get_text_config()
+        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), **(FLOAT32 if engine == EXACT else {})}
+        core = openvino.Core()
+        try:
+            model = core.read_model(folder / MODEL)
+            check_graph(model, text, folder)
+            self._request = core.compile_model(model, "CPU", settings).create_infer_request()
+        except RuntimeError as error:
+            said = " ".join(str(error).split())
+            raise ModelError(f"OpenVINO {openvino.__version__} cannot run {folder}, export it again: {said}") from error
+        self._tensor = openvino.Tensor
+        self.eos_token_id = sorted(end_tokens(text, generation_settings(folder)))
+        vocabulary = model.output("logits").partial_shape[2]
+        size = text.vocab_size if vocabulary.is_dynamic else vocabulary.get_length()
+        context, reason = context_of(text)
+        device = torch.device("cpu")
+        self.spec = ModelSpec(size, context, device, torch.float32, text.model_type, engine, "", reason, BRANCHES)
+        self._live = np.zeros(0, np.int64)  # [slots] 1 where a slot of the state holds a token of the text
+        self._length = 0
+        self._branches: _Branches | None = None
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def reset(self) -> None:
+        self._branches = None
+        self._request.reset_state()
+        self._live, self._length = self._live[:0], 0
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self._length, (length, self._length)
+        self._branches = None
+        if length == 0:
+            self.reset()
+        elif length < self._length:
+            self._live[np.flatnonzero(self._live)[length:]] = 0
+            self._length = length
+
+    def forward(self, tokens: Tensor, last_only: bool = False) -> Tensor:
+        """Append tokens ``[k]`` and return float32 logits ``[k, vocabulary]``, or of the last token only."""
+        check_context(self.spec, self._length + len(tokens))
+        self._branches = None
+        self._drop_dead()
+        ids, rows = tokens.numpy(), []
+        for begin in range(0, len(ids), BATCH):
+            chunk = ids[None, begin : begin + BATCH]
+            count = chunk.shape[1]
+            self._live = np.append(self._live, np.ones(count, np.int64))
+            positions = np.arange(self._length, self._length + count)[None]
+            logits = self._infer(chunk, self._live[None], positions, np.zeros(1, np.int32))
+            self._length += count
+            if not last_only or begin + count == len(ids):
+                rows.append(torch.from_numpy(np.array(logits[0, -1:] if last_only else logits[0])))
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def branches(self, starts: Tensor) -> _Branches:
+        check_starts(int(starts.min()), int(starts.max()), self._length)
+        assert len(starts) <= self.spec.branches, (len(starts), self.spec.branches)
+        self._drop_dead()
+        self._branches = _Branches(self, starts.numpy())
+        return self._branches
+
+    def _infer(self, ids: Ints, mask: Ints, positions: Ints, rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Logits ``[batch, k, vocabulary]``, overwritten by the next pass; ``rows`` are the state's to go on with."""
+        ids = np.ascontiguousarray(ids)
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "beam_idx": rows}
+        self._request.infer(inputs, share_inputs=True)
+        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
+        return logits
+
+    def _drop_dead(self) -> None:
+        """Copy the state without its dead slots, and with one row, where there are many."""
+        if len(self._live) - self._length <= MOST_DEAD:
+            return
+        kept = np.flatnonzero(self._live)
+        for state in self._request.query_state():
+            state.state = self._tensor(np.ascontiguousarray(state.state.data[:1, :, kept]))
+        self._live = np.ones(self._length, np.int64)
+
+
+class _Branches:
+    """:class:`~draftgauge.models.base.BranchSession` of the openvino engine: branch ``i`` is row ``i`` of a batch."""
+
+    def __init__(self, model: OpenvinoModel, starts: Ints) -> None:
+        self._model = model
+        self._positions = starts[:, None]
+        text = np.cumsum(model._live)[None]  # [1, slots]: how many tokens of the text end with this slot
+        self._mask = model._live * (text <= starts[:, None])
+        self._rows = np.zeros(len(starts), np.int32)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        model, count = self._model, len(tokens)
+        assert model._branches is self, "the branches ended with the model's last forward, truncate or reset"
+        check_context(model.spec, int(self._positions.max()) + 1)
+        self._mask = np.concatenate([self._mask, np.ones((count, 1), np.int64)], axis=1)
+        model._live = np.append(model._live, 0)  # to the text itself the slot is dead
+        logits = model._infer(tokens.numpy()[:, None], self._mask, self._positions, self._rows)
+        self._rows, self._positions = np.arange(count, dtype=np.int32), self._positions + 1
+        return torch.from_numpy(np.array(logits[:, 0]))
+
+    def keep(self, rows: Tensor) -> None:
+        kept = rows.numpy()
+        self._mask, self._positions, self._rows = self._mask[kept], self._positions[kept], self._rows[kept]
