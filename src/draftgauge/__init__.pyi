@@ -89,7 +89,7 @@ def costs(
     engine: _Text = 'vllm', cases: _Text | None = None, lengths: _Text | Sequence[int] = (1, 2, 4, 8),
     batches: _Text | Sequence[int] = (1, 4, 16), contexts: _Text | Sequence[int] = (256, 2048, 8192),
     target_alone: _Text | None = None, with_drafter: _Text | None = None, served: float | None = None,
-    out: _Text | None = None, acceptance: _Text | Sequence[float] = (),
+    out: _Text | None = None,
 ) -> Rows:
     """Write the cases that ``vllm bench forward`` is to measure, or make costs of its two results."""
 

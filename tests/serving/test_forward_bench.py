@@ -94,12 +94,4 @@ def test_results_that_do_not_fit_are_refused(files: dict[str, Path]) -> None:
     files["drafter"].write_text(json.dumps(good[2:]))
     assert "lacks cases" in refusal("costs", *both)
     assert "name --cases to write, or the results" in refusal("costs")
-
-
-def test_servers_as_cost_meters() -> None:
-    assert "--spec-synth-rates 0.8,0.5" in succeeds("costs", "-e", "llama-server", "--acceptance", "0.8,0.5").stdout
-    said = succeeds("costs", "--acceptance", "0.8,0.5").stdout
-    assert '"rejection_sample_method": "synthetic"' in said.replace("\n", " ")
-    assert "not rising" in refusal("costs", "--acceptance", "0.5,0.8")
-    assert "sglang does not accept by given rates" in refusal("costs", "-e", "sglang", "--acceptance", "0.5")
-    assert "for llama-server give --acceptance" in refusal("costs", "-e", "llama-server")
+    assert "measure llama-server with bench-servers" in refusal("costs", "-e", "llama-server")

@@ -101,8 +101,8 @@ class WholeBatch:
 class BudgetedBatch(WholeBatch):
     """vLLM 0.33's adaptive verification (``AdaptiveVerificationManager`` in ``adaptive_verification.py``).
 
-    The budget of tokens is chosen by the chances of each request's draft *before* this one, 1 for its first, as the
-    host knows no later ones; it is filled by those of this draft. A step costs ``seconds(requests, tokens, context)``,
+    The host chooses the budget by the chances of each request's draft *before* this one, 1 for its first. The tokens
+    that fill it are chosen by those of this draft. A step costs ``seconds(requests, tokens, context)``,
     drafting included, as measured, where vLLM pads to captured graphs.
     """
 

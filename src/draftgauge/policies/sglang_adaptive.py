@@ -30,9 +30,9 @@ class StepTier:
     """Moves along candidate lengths with the exponential moving average of the number of accepted tokens.
 
     SGLang 0.5.23, ``AdaptiveStepSlot`` in ``sglang/srt/speculative/adaptive_spec_params.py``. The average begins at the
-    first length minus 1. At a decision the length is shortened while the average is at most the next shorter candidate
-    - 0.5 + ``down`` (0.5 + ``down`` before 0), else lengthened while it exceeds the present one - 0.5 + ``up``. Length
-    0 drafts nothing, keeps the average, and tries the next candidate at the next decision.
+    first length minus 1. A decision shortens while the average is at most half below the next shorter candidate, plus
+    ``down`` (half above 0). Else it lengthens while the average is more than half below the present one, plus ``up``.
+    Length 0 drafts nothing, keeps the average, and tries the next candidate at the next decision.
     """
 
     def __init__(self, candidates: Sequence[int], start: int, rule: TierRule) -> None:

@@ -85,8 +85,9 @@ class LearnedChances:
 
 
 class OnlineAcceptance:
-    """Chances of acceptance as vLLM 0.33 learns them: ``sigmoid(weight * f + bias[k])`` at depth ``k``, where ``f`` is
-    the log-odds of the drafter's likeliest token, and all depths share one weight.
+    """Chances of acceptance as vLLM 0.33 learns them: ``sigmoid(weight * f + bias[k])`` at depth ``k``.
+
+    ``f`` is the log-odds of the drafter's likeliest token; all depths share one weight.
 
     ``OnlineAcceptanceEstimator`` in ``vllm/v1/worker/gpu/spec_decode/acceptance_estimator.py``: every 100 steps one
     Newton step with a ridge, damped by ``n / (n + 50)`` for ``n`` observations. Drafts are trimmed from the start.

@@ -118,8 +118,7 @@ def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:
 
 
 def thresholds(design: Design, curves: Mapping[int, CostCurve], lengths: Mapping[int, int]) -> str | None:
-    """Tokens a second of all requests with both lengths, either side of each batch size at which the best one changes;
-    None where it does not."""
+    """Tokens a second with both lengths, either side of each batch size at which the best one changes; None if none."""
     sizes, said = sorted(curves), []
 
     def rate(size: int, length: int) -> float:

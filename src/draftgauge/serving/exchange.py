@@ -23,8 +23,9 @@ MARK = "spec_decode_acceptance"  # of aiperf's records
 
 
 def answers_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Answers with what vLLM counts of each: its own, one a line, aiperf's ``profile_export.jsonl``, or guidellm's
-    ``benchmarks.json``; of the latter two those of requests that succeeded and drafted.
+    """Answers with what vLLM counts of each: its own, one a line, or the drafted ones in results of load generators.
+
+    These are aiperf's ``profile_export.jsonl`` and guidellm's ``benchmarks.json``.
     """
     text = read_text(path, "file of answers", "give vLLM's answers as they came", TraceError)
     if text.startswith("{\n") and '"benchmarks"' in text:  # one object over many lines

@@ -80,8 +80,8 @@ def read_results(path: Path) -> dict[Case, dict[int, float]]:
 def costs_of_results(target: Path, both: Path) -> EngineCosts:
     """Costs from two runs of the same cases: ``--exclude-drafter`` (``target``), and with the drafter.
 
-    Drafting is what a pass takes beyond the target's, in the mean over cases that verify the longest draft, and shorter
-    drafts take their share of it. Of several contexts a law is fitted (:func:`~draftgauge.traces.context_law.fit_law`).
+    Drafting is what a pass that verifies the longest draft takes beyond the target's; shorter drafts take their share
+    of it. Of several contexts a law is fitted (:func:`~draftgauge.traces.context_law.fit_law`).
     """
     alone, whole = read_results(target), read_results(both)
     if {case: sorted(of) for case, of in alone.items()} != {case: sorted(of) for case, of in whole.items()}:

@@ -248,7 +248,7 @@ class BenchServersRequest:
 class CostsRequest:
     """Say what a step costs in vLLM without a service: cases for its 'bench forward', and costs from two results."""
 
-    engine: str = option("vllm", short="-e", help="vllm; with --acceptance also llama-server.")
+    engine: str = option("vllm", short="-e", help="vllm, whose 0.33 has it.")
     cases: Path | None = option(None, help="write the cases to measure to this JSON file, and say how to run them.")
     lengths: tuple[int, ...] = option((1, 2, 4, 8), help="draft lengths of the cases, beside 0.")
     batches: tuple[int, ...] = option((1, 4, 16), help="requests at once.")
@@ -259,9 +259,6 @@ class CostsRequest:
         None, help="seconds of a served step without drafts, at the smallest batch and context, to calibrate by."
     )
     out: Path | None = option(None, help="the file of costs to write, for --costs of advise.")
-    acceptance: tuple[float, ...] = option(
-        (), help="say how a server accepts by these rates by position, to measure its steps with 'bench-servers'."
-    )
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
