@@ -10,7 +10,8 @@ from typing import Any
 from draftgauge.api.profile import profile
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.trace import Trace
-from tiny import save_noisy, save_tiny
+from tiny import noisy, save_noisy, save_tiny, tiny_tokenizer
+from tiny_families import tiny_family
 
 PROMPTS = 11
 SMALL: dict[str, Any] = {"gamma_max": 3, "max_new_tokens": 8, "cost_seconds": 0}
@@ -26,6 +27,13 @@ def save_models(folder: Path, splits: Sequence[str] = ("",) * PROMPTS) -> dict[s
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return {"target": target, "drafter": folder / "draft", "prompts": folder / "prompts.jsonl"}
+
+
+def save_hybrid(folder: Path, noise: float = 0.0) -> Path:
+    """A tiny Qwen3.5: three layers with a recurrent state to one of attention."""
+    noisy(tiny_family("qwen3_5_text"), noise).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
 
 
 def record(models: dict[str, Any], out: Path, **options: Any) -> Trace:

@@ -26,7 +26,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.shards import shard_paths
 from faults.kinds import KINDS
 from faults.test_campaign import WHOLE, write_on
-from small_profiles import SMALL, save_models
+from small_profiles import SMALL, record, save_hybrid, save_models
 from small_trainings import small_training
 from written_runs import write_run
 
@@ -140,6 +140,30 @@ def stopped() -> None:
     models = {"target": "../target", "drafter": "../draft", "prompts": "../prompts.jsonl"}
     with suppress(KeyboardInterrupt):
         dg.profile(**models | SMALL, out="run", progress=stop)
+
+
+def killed() -> None:
+    """A program that is killed when six prompts of a hybrid are recorded."""
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 6 and what.startswith("record"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    dg.profile(target="../hybrid", drafter="../hybrid", prompts="../prompts.jsonl", **SMALL, out="run", progress=stop)
+
+
+def test_a_killed_recording_of_a_hybrid_goes_on_to_the_same_trace(place: Path) -> None:
+    folder, models = place / "hybrids", dict.fromkeys(("target", "drafter"), place / "hybrid")
+    models["prompts"] = place / "prompts.jsonl"
+    save_hybrid(place / "hybrid")
+    assert ended(start(folder, "", killed), folder) == -signal.SIGKILL
+    kept = shard_paths(folder / "run")
+    assert kept
+    resumed, whole = record(models, folder / "run"), record(models, folder / "whole")
+    assert set(kept) < set(shard_paths(folder / "run"))
+    for name in ("token", "draft_token", "accepted", "offsets"):
+        np.testing.assert_array_equal(getattr(resumed, name), getattr(whole, name))
+    np.testing.assert_allclose(resumed.confidence, whole.confidence, atol=1e-5)
 
 
 def test_sigterm_in_a_program_keeps_what_is_recorded(place: Path) -> None:

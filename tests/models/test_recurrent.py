@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel, dynamic_module_utils
 
+from command_line import refusal
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
@@ -20,7 +22,7 @@ from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.costs import ARTEFACT, CostCurve
-from tiny import noisy, one_pass, tiny_model, tokens
+from tiny import noisy, one_pass, save_tiny, tiny_model, tokens
 
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
@@ -104,6 +106,20 @@ def test_a_hybrid_is_rolled_back_to_any_place_and_forked_from_it(family: str) ->
     goes_on(5)
 
 
+@pytest.mark.parametrize(("family", "calls"), [("qwen3_5_text", 1), ("olmo_hybrid", 1), ("granitemoehybrid", 4)])
+def test_kept_tokens_of_the_gated_delta_rule_are_replayed_in_one_call(family: str, calls: int) -> None:
+    model, text = wrap(hybrid(family)), tokens(20)
+    assert isinstance(model, RecurrentModel)
+    model.forward(text[:8])
+    model.forward(text[8:14])
+    (holder,), counted = model._holders, list[int]()
+    with holder.register_forward_pre_hook(lambda *_: counted.append(1)):
+        model.truncate(12)
+    assert len(counted) == calls
+    expected = one_pass(model.module, text)[12:]
+    torch.testing.assert_close(model.forward(text[12:]), expected, atol=2e-4, rtol=1e-3)
+
+
 def test_speculation_equals_plain_decoding_whatever_is_rejected() -> None:
     module = hybrid("qwen3_5_text")
     target, expected = wrap(module), None
@@ -139,6 +155,48 @@ def test_what_rolling_back_takes_is_measured_and_replayed(recurrent: bool, tmp_p
     older = {name: held for name, held in to_mapping(curve).items() if name != "rollback"}
     ARTEFACT.write(tmp_path / "costs.json", older)
     assert CostCurve.load(tmp_path / "costs.json").rollback == ()
+
+
+OWN_CODE = """
+from transformers import DynamicCache, LlamaForCausalLM
+
+
+class OwnCache(DynamicCache):
+    pass
+
+
+class OwnModel(LlamaForCausalLM):
+    def forward(self, input_ids, past_key_values=None, **options):
+        {body}
+"""
+OWN_CACHES = {
+    "asks for its own": (
+        "assert past_key_values is None or isinstance(past_key_values, OwnCache), 'give an OwnCache'\n"
+        "        return super().forward(input_ids, past_key_values=past_key_values, **options)",
+        "ends in AssertionError: give an OwnCache",
+    ),
+    "keeps one of its own": (
+        "self.held = OwnCache() if not past_key_values.get_seq_length() and len(input_ids[0]) > 1 else self.held\n"
+        "        return super().forward(input_ids, past_key_values=self.held, **options)",
+        "has cached 0 of",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_CACHES)
+def test_code_of_a_checkpoint_with_a_cache_of_its_own_is_refused_in_one_sentence(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    body, words = OWN_CACHES[kind]
+    folder = save_tiny(tmp_path / "own", "llama")
+    (folder / "own.py").write_text(OWN_CODE.format(body=body))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["OwnModel"], "auto_map": {"AutoModelForCausalLM": "own.OwnModel"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    said = refusal("generate", "hello", "--target", folder, "--drafter", "lookup", "--trust-remote-code")
+    assert words in " ".join(said.split())
+    assert "OwnModel" in said
 
 
 @pytest.mark.parametrize("family", REFUSED)

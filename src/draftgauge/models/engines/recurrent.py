@@ -8,6 +8,7 @@ and values are cropped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from draftgauge.models.spec import check_starts
 
 REPLAYED = 64  # a pass of more tokens is a prefill: a cut inside of it runs the model again
 STRIDE = 32  # single tokens after which the states are copied again
+CHUNKED, WALKING = "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"  # of transformers, alike to call
 MOST_WRONG = 0.1  # of the norm of float32 logits after a rollback: one that is wrong comes to more
 _HOLDERS: WeakKeyDictionary[PreTrainedModel, list[nn.Module]] = WeakKeyDictionary()  # of models that were checked
 
@@ -190,9 +192,14 @@ class RecurrentModel(ModulesModel):
     def _replay(self, passes: list[Pass]) -> None:
         """Run the modules that hold states over the kept tokens of these passes, their linear layers left out."""
         # Walking token by token suits a CPU, and is what plain decoding does; a GPU would wait for every launch.
-        step = 1 if self.spec.device.type == "cpu" else REPLAYED
+        walks = self.spec.device.type == "cpu"
         projected: Iterator[Tensor] = iter(())
-        with self._convolutions(), _replaced(self._linears, lambda *inputs: next(projected)):
+        with (
+            self._convolutions(),
+            _replaced(self._linears, lambda *inputs: next(projected)),
+            _walked_in_one_call(self._holders if walks else []) as together,
+        ):
+            step = REPLAYED if together or not walks else 1
             for done in passes:
                 for begin in range(0, done.count, step):
                     piece = partial(_piece, taken=done.taken, begin=begin, end=min(begin + step, done.count))
@@ -321,6 +328,24 @@ def _state_holders(model: PreTrainedModel, cache: DynamicCache, run: Callable[[]
             hooks.callback(delattr, cache, name)
         run()
     return list(holders)
+
+
+@contextmanager
+def _walked_in_one_call(holders: list[nn.Module]) -> Iterator[bool]:
+    """Inside the block a module walks several tokens by the gated delta rule in one call.
+
+    Its chunks would be filled up to 64 tokens. Gives whether all of these modules compute that rule.
+    """
+    files = {sys.modules[type(module).__module__] for module in holders}
+    known = bool(files) and all(hasattr(file, name) for file in files for name in (CHUNKED, WALKING))
+    before = {file: getattr(file, CHUNKED) for file in files} if known else {}
+    for file in before:
+        setattr(file, CHUNKED, getattr(file, WALKING))
+    try:
+        yield known
+    finally:
+        for file, chunked in before.items():
+            setattr(file, CHUNKED, chunked)
 
 
 @contextmanager
