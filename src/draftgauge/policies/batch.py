@@ -175,7 +175,7 @@ def make_batch_policy(
     spec: str, slots: int, gamma_max: int, costs: CostCurve | None, passes: BatchCosts | None = None
 ) -> BatchPolicy:
     """A new policy for each of up to ``slots`` requests at once, arguments as of
-    :func:`~draftgauge.policies.spec.make_policy`; or one of :data:`WHOLE_BATCH` for all, which needs what passes of
+    :func:`~draftgauge.policies.spec.make_policy`. Or one of :data:`WHOLE_BATCH` for all, which needs what passes of
     batches cost.
     """
     if spec == SGLANG_TIERS:
