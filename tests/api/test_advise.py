@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
-from draftgauge.api.advise import _check_loop, advise, recorded_with
+from draftgauge.api import deployed, provisional
+from draftgauge.api.advise import advise
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
@@ -180,10 +181,10 @@ def test_policies_run_in_vllm_only_where_our_proposer_was_timed(run: Path, tmp_p
 
 def test_a_server_alone_says_what_a_step_may_cost(tmp_path: Path) -> None:
     with serving({"/metrics": (200, llama_metrics(100, 300, 110, (60, 35, 15)))}) as url:
-        rows, best, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
-    assert not best
+        rows, _, shown = advised(["-e", "llama-server", "--url", url], tmp_path / "rows.json")
     assert [row["pays_below"] for row in rows] == pytest.approx([1, 1.6, 1.95, 2.1])
-    assert all(row["ratio_to_plain"] is None for row in rows)
+    assert rows[0]["best_from"] == pytest.approx(rows[1]["best_below"]) == pytest.approx(0.6)
+    assert not any(row["ratio_to_plain"] or row["recommended"] for row in rows)
     assert "--costs" in shown
 
 
@@ -194,6 +195,7 @@ def test_a_server_with_costs_is_advised(tmp_path: Path) -> None:
     steps = [0.01 + 0.0025 * k for k in range(4)]
     expected = [1, *(tokens * 0.01 / step for tokens, step in zip((1.6, 1.95, 2.1), steps[1:], strict=True))]
     assert [row["ratio_to_plain"] for row in rows] == pytest.approx(expected)
+    assert [row["tokens_per_second"] for row in rows] == pytest.approx([100 * ratio for ratio in expected])
     assert best["policy"] == f"fixed:{expected.index(max(expected))}"
     assert best["ratio_to_plain_low"] < best["ratio_to_plain"] < best["ratio_to_plain_high"]
 
@@ -226,24 +228,24 @@ def test_the_tokenizer_of_a_run_is_named(run: Path, tmp_path: Path) -> None:
 def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.load(run)
     for chat, options in ((None, ()), (False, ("--raw",))):
-        assert recorded_with(replace(manifest, rendering=Rendering(chat=chat))) == options
+        assert deployed.recorded_with(replace(manifest, rendering=Rendering(chat=chat))) == options
     rendering = Rendering({"enable_thinking": False}, "Be brief.", chat=True)
     target = replace(manifest.target, compression="nf4")
     sampled = replace(manifest, target=target, rendering=rendering, temperature=0.7, top_k=5, top_p=0.9)
     words = ("--compression", "nf4", "--temperature", "0.7", "--top-k", "5", "--top-p", "0.9", "--chat")
     words += ("--system", "Be brief.", "--chat-template-args", '{"enable_thinking": false}')
-    assert recorded_with(sampled) == words
-    assert "--compression" not in recorded_with(replace(sampled, target=replace(target, compression="awq")))
+    assert deployed.recorded_with(sampled) == words
+    assert "--compression" not in deployed.recorded_with(replace(sampled, target=replace(target, compression="awq")))
     fast = replace(manifest, target=replace(manifest.target, engine="gguf-fast"))
-    assert recorded_with(fast) == ("--engine", "gguf-fast")
+    assert deployed.recorded_with(fast) == ("--engine", "gguf-fast")
     fast.save(tmp_path)
     for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
         with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
-            _check_loop(engine_of(engine), Run(tmp_path), run / "costs.json")
+            provisional.refuse_costs(engine_of(engine), Run(tmp_path), run / "costs.json")
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None
-    monkeypatch.setattr("draftgauge.api.advise.recorded_with", lambda _: words)
+    monkeypatch.setattr("draftgauge.api.deployed.recorded_with", lambda _: words)
     _, best, shown = advised([str(run)], tmp_path / "rows.json")
     assert tuple(shlex.split(best["flags"])[-len(words) - 2 : -2]) == words == tuple(shlex.split(best["recorded_with"]))
     assert "The run was recorded with" not in shown
@@ -364,19 +366,16 @@ def test_drafters_that_an_engine_does_not_run(run: Path, tmp_path: Path) -> None
 
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, tmp_path: Path) -> None:
     other = costs_of(tmp_path / "other.json", "sglang", 0.001)
-    broken, wrong = tmp_path / "broken.json", tmp_path / "wrong.json"
+    broken, wrong, curve, short = (tmp_path / f"{name}.json" for name in ("broken", "wrong", "curve", "short"))
     broken.write_text("{")
     wrong.write_text(json.dumps(json.loads(other.read_text()) | {"plain": [0.0], "engine": "vllm"}))
-    curve = tmp_path / "curve.json"
     CostCurve.load(run / "costs.json").save(curve)
-    short = tmp_path / "short.json"
     EngineCosts("vllm", (1,), (0.01,), ((0.01, 0.011),), ((0.0, 0.001),)).save(short)
     answers = answers_file(tmp_path / "answers.jsonl")
     for arguments, message in (
         ([str(run), "-e", "tgi"], "unknown engine 'tgi'"),
-        ([str(run), "-e", "vllm"], f"--costs-out vllm-costs.json`, and `draftgauge advise {run} --engine vllm --costs"),
-        ([str(run), "-e", "sglang"], "docs/serving.md"),
-        ([str(run), "-e", "gguf"], "recorded with the engine lean"),
+        ([str(run), "-e", "gguf", "--policy", "stopping"], "recorded with the engine lean"),
+        ([str(run), "-e", "vllm", "--batch", "8"], "what a step costs in vllm is not known"),
         ([str(run), "-e", "vllm", "--costs", str(other)], "holds the costs of sglang, not of vllm"),
         ([str(run), "-e", "vllm", "--costs", str(curve)], f"what a step costs in vllm is not known from {curve}"),
         ([str(run), "-e", "vllm", "--costs", str(broken)], "not JSON"),

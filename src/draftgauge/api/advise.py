@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from draftgauge.api.deployed import checkpoint_format, deployment_for
+from draftgauge.api.provisional import provisional, refuse_costs, to_measure
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import Run, fitted_here
 from draftgauge.api.verb import verb
-from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
@@ -21,8 +24,7 @@ from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.replay import can_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
-from draftgauge.judging.verdict import Verdict, verdict_of
-from draftgauge.models.reference import REFERENCE, resolve_source
+from draftgauge.judging.verdict import verdict_of
 from draftgauge.policies.registry import FIXED
 from draftgauge.policies.spec import PolicySpec, make_policy, read_policies
 from draftgauge.policies.two_source import TWO_SOURCE
@@ -31,20 +33,17 @@ from draftgauge.serving.advice import (
     advise_batch,
     advise_settings,
     best_length,
+    cost_ranges,
     flags_of,
     server_row,
     thresholds,
 )
-from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
-    DFLASH,
-    EAGLE3,
     P_MIN,
     PLAIN,
     Deployment,
     Engine,
-    deployment_of,
     engine_of,
     setting_length,
     settings_document,
@@ -53,16 +52,16 @@ from draftgauge.serving.exchange import acceptance_document, acceptance_of, cond
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.manifest import COSTS_NAME
 from draftgauge.traces.run import select_tasks
 from draftgauge.traces.trace import narrow
 
 Z95 = 1.96
-REUSE, CHECKPOINT = "reuse", "checkpoint"
 Row = dict[str, Any]
 COLUMNS = (
     *("engine", "policy", "ratio_to_plain", "ratio_to_plain_low", "ratio_to_plain_high", "recommended"),
-    *("tokens_per_step", "drafted_per_step", "acceptance_rate", "pays_below"),
+    *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high"),
+    *("tokens_per_step", "drafted_per_step", "acceptance_rate", "pays_below", "best_from", "best_below"),
     # of the recommended one only
     *("verdict", "known", "flags", "length_only", "best_length", "by_batch", "drawn", "recorded_with"),
     *(
@@ -98,22 +97,24 @@ class _Source:
         return self.curves[min(self.curves)]
 
 
-OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
-
-
 @verb(AdviseRequest)
 def advise(request: AdviseRequest) -> list[Row]:
     """Say whether to speculate in an engine, and with which length or rule.
 
     From a run or from imported requests, every setting that the engine can run is replayed with the engine's costs.
+    Before these are measured, a run's acceptance says at which costs each fixed length would be the best.
     From a server alone, what each length up to the one it drafts commits follows from its counters; with costs, so does
     the speed.
 
     Returns:
         One row a setting, None for what is not known: ``engine``, ``policy``, ``recommended``, ``tokens_per_step``,
         ``drafted_per_step``, ``acceptance_rate``. ``ratio_to_plain`` has ``_low`` and ``_high`` (95%, by prompt; from
-        counters as if steps were independent). ``pays_below``, where costs are not known: the most plain steps that a
-        step of this length may take to pay.
+        counters as if steps were independent), and so has ``tokens_per_second``.
+
+        Where costs are not known, there are ``pays_below``, ``best_from`` and ``best_below``. A step of this length
+        pays if it takes fewer plain steps than ``pays_below``. The length is the best one if a drafted token costs
+        ``best_from`` to ``best_below`` plain steps (None: always). Of a run ``recommended`` is then provisional: by
+        what a token costs in draftgauge's own loop.
 
         The recommended one also has ``flags``, ``verdict`` in words and whether it is ``known``
         (:class:`~draftgauge.judging.verdict.Verdict`). ``length_only``: the flags change only the length of a server
@@ -146,37 +147,28 @@ def advise(request: AdviseRequest) -> list[Row]:
         if counts is None:
             raise DraftgaugeError("advice needs a recorded run, --requests, or a running server (--url)")
         return _from_counters(request, engine, counts)
-    return _rows(request, engine, _from_run(request, engine, Run.load(request.folder)), counts)
+    run = Run.load(request.folder)
+    priced = request.costs is not None or engine.priced_by(run.manifest.target.engine)
+    if priced or request.policies or request.batch is not None:  # rules and batches are judged with costs alone
+        return _rows(request, engine, _from_run(request, engine, run), counts)
+    return _before_costs(request, engine, run, counts)
 
 
 def _from_run(request: AdviseRequest, engine: Engine, run: Run) -> _Source:
     manifest, path = run.manifest, request.costs or run.folder / COSTS_NAME
-    format_ = _checkpoint_format(engine, run)
+    format_ = checkpoint_format(engine, run)
     measured = None if request.costs is None else load_engine_costs(request.costs, engine.name)
     if request.costs is None or (measured is None and not engine.loop):
-        _check_loop(engine, run, path)
+        refuse_costs(engine, run, path)
     curves = read_costs(path, engine.name)
     trace, _ = run.read(request.judged.tasks)
     drafted_by = None if measured is None else measured.drafted_by
     if format_ is not None and drafted_by == BY_DRAFTGAUGE:
         raise DraftgaugeError(
             f"{path} was measured with draftgauge's proposer, which does not draft with {format_} checkpoints: "
-            f"{_to_measure(engine, manifest, path)}"
+            f"{to_measure(engine, manifest, path)}"
         )
-    deployment = deployment_of(manifest, path)
-    if engine.name not in OWN:  # which do not know the bundled models by name
-        draft = f"{REFERENCE}/draft" if deployment.draft == REFERENCE else deployment.draft
-        target, draft, tokenizer = (
-            str(resolve_source(name)) for name in (deployment.target, draft, deployment.tokenizer or "")
-        )
-        deployment = replace(deployment, target=target, draft=draft, tokenizer=tokenizer or None)
-    deployment = replace(deployment, proposer=drafted_by == BY_DRAFTGAUGE, options=recorded_with(manifest))
-    first = ""
-    if format_ is not None:
-        draft = deployment.draft
-        served = draft if manifest.drafter == CHECKPOINT else f"{draft.rstrip('/')}-{format_}"
-        deployment = replace(deployment, drafter=format_, draft=served, proposer=False)
-        first = "" if served == draft else shlex.join(["draftgauge", "export", draft, "--out", served])
+    deployment, first = deployment_for(engine, manifest, path, format_, drafted_by)
     own = read_policies(request.policies or run.usual_policies(fitting=False), trace.gamma_max)
     in_proposer = drafted_by != BY_ENGINE and format_ is None  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
@@ -184,78 +176,21 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Run) -> _Source:
     return _Source(design, curves, deployment, own, policies, first=first, command=manifest.command)
 
 
-def recorded_with(manifest: Manifest) -> tuple[str, ...]:
-    """Options of ``draftgauge generate``, without the models, to decode as a run was recorded."""
-    engine = manifest.target.engine
-    words = ["--engine", engine] if engine.endswith("-fast") else []
-    if manifest.target.compression in COMPRESSIONS[1:]:  # else the checkpoint itself was quantised
-        words += ["--compression", manifest.target.compression]
-    if manifest.temperature > 0:
-        words += ["--temperature", f"{manifest.temperature:g}"]
-        words += ["--top-k", str(manifest.top_k)] if manifest.top_k else []
-        words += ["--top-p", f"{manifest.top_p:g}"] if manifest.top_p < 1 else []
-    return (*words, *manifest.code_options, *manifest.rendering.options)
-
-
-def _checkpoint_format(engine: Engine, run: Run) -> str | None:
-    """The format in which the engine loads a drafter that reads the target, a trained one after its export; None of
-    other kinds. Refuses a drafter that the engine cannot run.
-    """
-    kind, draft = run.manifest.drafter, run.manifest.draft
-    if not engine.drafters or kind in engine.drafters:
-        return None
-    if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:
-        format_, known = draft.family, list(engine.drafters)
-        if kind == REUSE:
-            from draftgauge.drafters.formats import dflash, eagle3
-            from draftgauge.drafters.reuse.persistence import read_config
-
-            config = read_config(Path(draft.source))
-            format_, layout = (DFLASH, dflash) if config.block else (EAGLE3, eagle3)
-            layout.check_exportable(config)
-            lacks = eagle3.llama_cpp_lacks(config) if engine.name == "llama-server" and not config.block else None
-            known = [] if lacks else list(engine.exported)
-        if format_ in known:
-            return format_
-        kind = f"{kind} ({format_})"
-    named = f"drafter {kind}".replace(f"drafter {REUSE}", "trained drafter")
-    raise DraftgaugeError(
-        f"{run} was recorded with the {named}, for which draftgauge writes no flags of {engine.name} (it does for "
-        f"{', '.join(engine.drafters)}; {engine.name} {engine.version} itself runs {', '.join(engine.runs)}): "
-        "record a run with one of these, or serve a drafter of the engine's own and give its answers with --requests"
-    )
-
-
-def _check_loop(engine: Engine, run: Run, costs: Path) -> None:
-    """Refuse costs that were measured in another engine's decoding loop."""
-    if not engine.loop:
-        file = Path(f"{engine.name}-costs.json")
-        again = shlex.join(["draftgauge", "advise", str(run), "--engine", engine.name, "--costs", str(file)])
-        raise DraftgaugeError(
-            f"what a step costs in {engine.name} is not known from {costs}: "
-            f"{_to_measure(engine, run.manifest, file)}, and `{again}` (docs/serving.md says more)"
-        )
-    recorded = run.manifest.target.engine
-    if not engine.priced_by(recorded):
-        again = "a run with --target TARGET.gguf" if engine.name == "gguf" else "one with the model it was made from"
-        raise DraftgaugeError(
-            f"{run} was recorded with the engine {recorded}, whose costs are not those of {engine.name}: record "
-            f"{again}, or give costs with --costs"
-        )
-
-
-def _to_measure(engine: Engine, manifest: Manifest, file: Path) -> str:
-    """What to do to have a file of what a step costs in a serving engine."""
-    if engine.name not in CLIENTS:
-        return f"write what a step takes there to {file}"
-    words = ["draftgauge", "bench-servers", "plain=http://127.0.0.1:8000", "fixed:4=http://127.0.0.1:8001"]
-    words += ["--engine", engine.name, "--target", manifest.target.source, "--prompts", manifest.prompts.path]
-    words += [] if manifest.tokenizer is None else ["--tokenizer", manifest.tokenizer]
-    return (
-        "start one server without speculation and one at a fixed length (vLLM's with --enable-per-request-metrics, the "
-        "second also with --per-request-spec-decode-metrics summary), then "
-        f"`{shlex.join([*words, '--costs-out', str(file)])}`"
-    )
+def _before_costs(request: AdviseRequest, engine: Engine, run: Run, counts: SpeculationCounts | None) -> list[Row]:
+    """Rows where the engine's costs are not known yet: lengths alone, with the costs that each would be best at."""
+    format_ = checkpoint_format(engine, run)
+    deployment, first = deployment_for(engine, run.manifest, run.folder / COSTS_NAME, format_, None)
+    trace, costs = run.read(request.judged.tasks)
+    design = design_of(trace, request.judged.split)
+    judged, said = provisional(design.trace, costs, engine, run)
+    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | row for row in judged]
+    best = next(row for row in rows if row["recommended"])
+    best |= server_row(design, counts) | {"recorded_with": shlex.join(deployment.options) or None}
+    length = setting_length(best["policy"]) or 0
+    _advise(request, engine, best, (said, False), {1: length}, deployment)
+    if first and length:
+        best["flags"] = f"{first} && {best['flags']}"
+    return rows
 
 
 def _from_requests(request: AdviseRequest, engine: Engine, answers: Path) -> _Source:
@@ -311,7 +246,7 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | it for it in judged]
     for row in rows:
         if len(trace.prompts) == 1:
-            row["ratio_to_plain_low"] = row["ratio_to_plain_high"] = None
+            row |= dict.fromkeys(key for key in COLUMNS if key.endswith(("_low", "_high")))
     best = next(row for row in rows if row["recommended"])
     best |= server_row(design, counts) | {
         "alpha_1": next(row["acceptance_rate"] for row in rows if row["policy"] == f"{FIXED}1"),
@@ -323,7 +258,7 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     }
     if request.batch is not None:
         best["at_batch"] = advise_batch(design, source.curve, request.batch)
-    _advise(request, engine, best, verdict, lengths, source.deployment)
+    _advise(request, engine, best, (str(verdict), not verdict.unknown), lengths, source.deployment)
     learn = EVERYTHING if (design.split, design.train) == (TEST, None) else design.split
     best["flags"] = flags_of(engine, verdict.setting, source.deployment, request.folder, learn, request.judged.tasks)
     if source.first and verdict.speculate:
@@ -332,10 +267,15 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
 
 
 def _advise(
-    request: AdviseRequest, engine: Engine, best: Row, verdict: Verdict, lengths: dict[int, int], deployment: Deployment
+    request: AdviseRequest,
+    engine: Engine,
+    best: Row,
+    verdict: tuple[str, bool],
+    lengths: dict[int, int],
+    deployment: Deployment,
 ) -> None:
-    """Add the verdict and the engine's flags to the recommended row, and write the engine's settings to a file."""
-    best |= {"recommended": True, "verdict": str(verdict), "known": not verdict.unknown}
+    """Add the verdict, and whether it is known, and the engine's flags to the recommended row; write its settings."""
+    best |= {"recommended": True, "verdict": verdict[0], "known": verdict[1]}
     best |= {"best_length": lengths[min(lengths)], "by_batch": json.dumps(lengths) if len(lengths) > 1 else None}
     best |= {"flags": engine.flags(best["policy"], deployment), "length_only": deployment.drafter is None}
     if request.settings is not None:
@@ -351,6 +291,7 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         raise DraftgaugeError("settings follow from costs: give them with --costs")
     survival = counts.survival()
     committed, errors = tokens_per_step(survival), standard_errors(survival, counts.drafts)
+    ranges = cost_ranges(committed, range(len(committed)))
     rows: list[Row] = [
         dict.fromkeys(COLUMNS)
         | {
@@ -360,6 +301,7 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
             "drafted_per_step": float(length),
             "acceptance_rate": (committed[length] - 1) / length if length else None,
             "pays_below": committed[length],
+            **ranges[length],
         }
         for length in range(len(committed))
     ]
@@ -372,14 +314,16 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
     batch = min(curves)
     for row, speed, error, tokens in zip(rows, speeds[batch], errors, committed, strict=False):
         share = Z95 * error / tokens
-        interval = Interval(speed, speed * (1 - share), speed * (1 + share))
-        row |= {"pays_below": None, **columns("ratio_to_plain", interval), "recommended": False}
+        interval, plain = np.array([speed, speed * (1 - share), speed * (1 + share)]), 1 / _middle(curves[batch])
+        row |= dict.fromkeys(("pays_below", "best_from", "best_below")) | {"recommended": False}
+        row |= columns("ratio_to_plain", Interval(*interval.tolist()))
+        row |= columns("tokens_per_second", Interval(*(plain * interval).tolist()))
     rows = rows[: len(speeds[batch])]
     best = rows[lengths[batch]]
     best["recommended"] = True
     _export(request, {ALL_TASKS: conditional(survival)}, lengths[batch])
     verdict = verdict_of([row | {"prompts": counts.drafts} for row in rows], unit="drafts of a server")
-    _advise(request, engine, best, verdict, lengths, Deployment(drafter=None))
+    _advise(request, engine, best, (str(verdict), not verdict.unknown), lengths, Deployment(drafter=None))
     return rows
 
 
@@ -390,8 +334,13 @@ def _export(request: AdviseRequest, rates: Mapping[str, Sequence[float]], length
         atomic_write_text(request.export_acceptance, json.dumps(document, indent=1) + "\n")
 
 
+def _middle(curve: CostCurve) -> float:
+    """Seconds of a plain step at the middle context."""
+    return curve.plain[len(curve.contexts) // 2]
+
+
 def _speeds(curve: CostCurve, committed: list[float]) -> list[float]:
     middle = len(curve.contexts) // 2
     longest = min(len(committed) - 1, curve.gamma_max)
     steps = [float(curve.step_seconds(length, curve.contexts[middle])) for length in range(1, longest + 1)]
-    return [1.0, *(tokens * curve.plain[middle] / step for tokens, step in zip(committed[1:], steps, strict=False))]
+    return [1.0, *(tokens * _middle(curve) / step for tokens, step in zip(committed[1:], steps, strict=False))]

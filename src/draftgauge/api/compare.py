@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from draftgauge.api.advise import recorded_with
+from draftgauge.api.deployed import recorded_with
 from draftgauge.api.requests import PLAIN, CompareRequest
 from draftgauge.api.verb import verb
-from draftgauge.core.compressions import COMPRESSIONS, LEVELS, held_as
+from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.prompts import TEST
 from draftgauge.core.provenance import read_measurement
@@ -52,7 +52,7 @@ def compare(request: CompareRequest) -> list[Row]:
     Returns:
         One row a run, the fastest first:
 
-        - ``run``, ``target``, ``compression`` (empty of a GGUF file), ``engine``, ``drafter``, ``prompts``.
+        - ``run``, ``target``, ``compression`` (empty of GGUF and OpenVINO), ``engine``, ``drafter``, ``prompts``.
         - ``plain_tokens_per_second``; ``policy``, the simplest setting that is level with the fastest.
         - ``tokens_per_second`` and ``ratio_to_plain`` of this setting, with ``_low`` and ``_high``.
         - ``gain`` over the first row with ``_low`` and ``_high``, and whether it is ``level`` with it.
@@ -218,7 +218,7 @@ def _held_bytes(manifest: Manifest, model: ModelEntry | None) -> float | None:
         return 0.0
     with suppress(DraftgaugeError, OSError):
         source = model.source if model is manifest.target else choose_drafter(model.source)[1] or model.source
-        if model.engine.startswith("gguf"):
+        if model.engine.startswith(COMPRESSED_BEFORE):
             return float(weight_bytes_of(source))
         trusted = "--trust-remote-code" in manifest.code_options
         try:

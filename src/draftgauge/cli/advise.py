@@ -11,9 +11,12 @@ COLUMNS = {
     "policy": "setting",
     "recommended": "advised",
     "ratio_to_plain": "x plain [95%]",
+    "tokens_per_second": "tokens/s",
     "tokens_per_step": "tokens/step",
     "acceptance_rate": "acceptance",
     "pays_below": "pays below (plain steps)",
+    "best_from": "best if a token costs from (plain steps)",
+    "best_below": "to",
 }
 SHOWN = 12
 

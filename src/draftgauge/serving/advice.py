@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,9 +52,9 @@ def advise_settings(
         fitted: finished replays, by the name of the setting.
 
     Returns:
-        One row a setting, in their order, with keys of :func:`~draftgauge.judging.evaluate.evaluate`: ``policy``,
-        ``ratio_to_plain``, ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step``, ``acceptance_rate``,
-        ``prompts``, ``cost_doubt`` and ``recommended``; and the verdict.
+        One row a setting, in their order; and the verdict. Rows have ``policy``, ``ratio_to_plain``,
+        ``tokens_per_second``, ``tokens_per_step``, ``drafted_per_step``, ``appended_per_step``, ``acceptance_rate``,
+        ``prompts``, ``cost_doubt`` and ``recommended``, as of :func:`~draftgauge.judging.evaluate.evaluate`.
     """
     trace = design.trace
     if trace.sampled is not None:  # the recorded signals are then of refused drafts
@@ -69,6 +70,7 @@ def advise_settings(
         return {
             "policy": setting,
             **columns("ratio_to_plain", speeds[setting].over(plain, TEST_RESAMPLES)),
+            **columns("tokens_per_second", speeds[setting].interval(TEST_RESAMPLES)),
             "tokens_per_step": float(run.committed.sum()) / steps,
             "drafted_per_step": drafted / steps,
             "appended_per_step": float(run.appended.sum()) / steps,
@@ -198,3 +200,27 @@ def acceptance_to_pay(trace: Trace, costs: CostCurve) -> float | None:
         return float((np.cumsum(chance ** np.arange(trace.gamma_max + 1))[1:] - steps).max())
 
     return float(brentq(gain, 0, 1)) if gain(1) > 0 else None
+
+
+def cost_ranges(committed: Sequence[float], drafted: Sequence[float]) -> list[dict[str, float | None]]:
+    """For which costs of a drafted token each length is the best one, from what a step of it commits and drafts.
+
+    A step of ``n`` drafted tokens is taken to last ``1 + c n`` plain steps. Returns ``best_from`` and ``best_below``
+    of ``c`` by length: both None where it never is the best, ``best_below`` alone where it stays so at any cost.
+    """
+
+    def longer_below(short: int, long: int) -> float:
+        """The cost below which the longer draft is the faster one."""
+        gained = committed[long] - committed[short]
+        lost = committed[short] * drafted[long] - committed[long] * drafted[short]
+        return gained / lost if lost > 0 else math.inf if gained > 0 else 0.0
+
+    ranges: list[dict[str, float | None]] = []
+    for length in range(len(committed)):
+        low = max((longer_below(length, other) for other in range(length + 1, len(committed))), default=0.0)
+        high = min((longer_below(other, length) for other in range(length)), default=math.inf)
+        never = max(low, 0.0) >= high
+        ranges.append(
+            {"best_from": None if never else max(low, 0.0), "best_below": None if never or high == math.inf else high}
+        )
+    return ranges
