@@ -29,7 +29,6 @@ VERBS = (
         "replay",
         "bench",
         "bench-servers",
-        "costs",
         "advise",
         "generate",
         "report",

@@ -12,7 +12,6 @@ from draftgauge.api.requests.decoding import (
     BenchRequest,
     BenchServersRequest,
     CompareRequest,
-    CostsRequest,
     DatastoreBuildRequest,
     DemoRequest,
     DoctorRequest,
