@@ -88,7 +88,7 @@ def generate(
         warn_of_other_pairs(named, pair.fingerprints() if any(each.fitted for each in named) else {})
         for each in named:
             costs = pair_costs(pair, request.costs, longest, sampling, progress) if each.weighs_cost else None
-            policy = each.make(longest, costs, held_as(pair.compression, pair.target.spec.engine))
+            policy = each.make(pair.longest(longest), costs, held_as(pair.compression, pair.target.spec.engine))
         assert policy is not None
         if store is not None:
             with_stored([policy], texts_of(store))

@@ -122,6 +122,10 @@ class Pair:
         limit = self.draft_source.context
         return self.target.spec.context if limit is None else min(self.target.spec.context, limit)
 
+    def longest(self, gamma_max: int) -> int:
+        """Tokens of a draft at most, where ``gamma_max`` is asked for."""
+        return min(gamma_max, self.draft_source.longest or gamma_max)
+
     def drafter(
         self,
         sampling: Sampling | None = None,

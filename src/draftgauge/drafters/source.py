@@ -65,6 +65,7 @@ class DraftSource(ABC):
             :class:`~draftgauge.drafters.dense.DraftsRefused` decides how traces are recorded.
         model: its language model, with which transformers' assisted generation can draft too, or None.
         family, engine: of the network that drafts, for manifests; empty if there is none.
+        longest: tokens of a draft at most; None if the context alone limits it.
         context: the longest text in tokens that it drafts for; None if only the target's context limits it.
         tap_plan: the layers of the target whose hidden states, keys or values it reads; None if it reads none.
     """
@@ -76,6 +77,7 @@ class DraftSource(ABC):
     model: CachedModel | None = None
     family: str = ""
     engine: str = ""
+    longest: int | None = None
     context: int | None = None
     tap_plan: TapPlan | None = None
 

@@ -49,9 +49,9 @@ def no_bars() -> Iterator[None]:
 
 
 @contextmanager
-def no_hints() -> Iterator[None]:
-    """Silence hints on the arguments of ``generate()``, which its caller cannot act on; errors are still logged."""
-    logger = logging.getLogger("transformers.generation")
+def no_hints(of: str = "generation") -> Iterator[None]:
+    """Silence hints that the caller cannot act on, by default on arguments of ``generate()``; errors are logged."""
+    logger = logging.getLogger(f"transformers.{of}")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

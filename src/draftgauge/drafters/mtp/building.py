@@ -1,0 +1,114 @@
+"""MTP heads built for a loaded target: the family's own decoder layers, and the tensors of a checkpoint in them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from draftgauge.core.errors import ModelError
+from draftgauge.drafters.formats.building import PLAIN
+from draftgauge.drafters.mtp.families import COUNTS, MtpFamily
+from draftgauge.drafters.mtp.files import MARK, announced, headers, heads_of, known_family, read, some
+from draftgauge.drafters.mtp.net import Head, MtpLayout, MtpNet
+from draftgauge.models.base import CachedModel
+from draftgauge.models.folder import explained
+from draftgauge.models.hidden import decoder_layers, final_norm, text_decoder
+from draftgauge.models.transformers_calls import no_bars, no_hints
+
+
+def build_mtp(source: str | Path, target: CachedModel) -> MtpNet:
+    """The MTP heads in the files of ``source``, on the target's device and in the dtype of its activations.
+
+    Raises:
+        ModelError: if there are none, some tensors are missing or quantised, or they are not of this target.
+    """
+    if target.module is None:
+        raise ModelError(f"an MTP head reads its target's hidden states, and the GGUF file {source} shows none")
+    text, found = target.module.config.get_text_config(), headers(source)
+    name, family = known_family(text.model_type, found, source)
+    layers = len(decoder_layers(target.module))
+    stored, wanted = heads_of(family, found, layers), announced(text)
+    if not stored:
+        parts = some(family.named(0, layers).values())
+        said = f"its configuration announces {wanted}, so a conversion dropped them; " if wanted else ""
+        other = some(key for key in found if MARK.search(key))
+        raise ModelError(
+            f"{source} holds no MTP head ({said}wanted are {parts}{f', found {other}' if other else ''}): take the "
+            "original checkpoint, or draft with something else"
+        )
+    if len(stored) < wanted and family.projection != family.projection.format(i=0, layer=0):
+        raise ModelError(
+            f"{source} holds {len(stored)} of the {wanted} MTP heads that its configuration announces: download the "
+            "rest, or take the original checkpoint"
+        )
+    heads = [_head(source, family, number, read(own), target) for number, own in enumerate(stored)]
+    longest = None if family.reused and len(heads) == 1 else len(heads)
+    return MtpNet(MtpLayout(f"mtp-{name}", (layers - 1,), longest), family, heads, target.module)
+
+
+def _head(
+    source: str | Path, family: MtpFamily, number: int, tensors: Mapping[str, Tensor], target: CachedModel
+) -> Head:
+    module, device, dtype = target.module, target.spec.device, target.spec.dtype
+    text, layers = module.config.get_text_config(), len(decoder_layers(module))
+    if quantised := [name for name, tensor in tensors.items() if tensor.dtype not in PLAIN]:
+        raise ModelError(f"{source}: {some(quantised)} are quantised: take the MTP head of the original checkpoint")
+    named, left = family.named(number, layers), dict(tensors)
+    parts = {part: left.pop(f"{name}.weight", None) for part, name in named.items()}
+    missing = [f"{named[part]}.weight" for part, tensor in parts.items() if tensor is None]
+    norm, width = final_norm(module), text.hidden_size
+    for part, tensor in parts.items():
+        shape = (width, 2 * width) if part == "projection" else (width,)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{source}: {named[part]}.weight is {list(tensor.shape)}, and for this target {list(shape)}: the MTP "
+                "head is of another checkpoint"
+            )
+    blocks, state = family.prefixes(number, layers), {}
+    for name, tensor in left.items():
+        at, prefix = next((at, prefix) for at, prefix in enumerate(blocks) if name.startswith(prefix))
+        state[f"layers.{at}.{name.removeprefix(prefix)}"] = tensor
+    config, kind = head_config(text, family, number), type(text_decoder(module))
+    with explained(f"the MTP head of {source}"), no_bars(), no_hints("modeling_utils"):
+        decoder, report = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    behind = final_norm(decoder)
+    name = next(name for name, part in decoder.named_children() if part is behind)
+    setattr(decoder, name, nn.Identity())  # the head's own is run outside, as some families pass on what is before it
+    missing += [name for name in report["missing_keys"] if name.startswith("layers.")]
+    extra, other = report["unexpected_keys"], [str(each[0]) for each in report["mismatched_keys"]]
+    faults = (("lacks {}", missing), ("has {} beside what is wanted", extra), ("has {} in other shapes", other))
+    if said := [words.format(some(names)) for words, names in faults if names]:
+        raise ModelError(f"{source}: its MTP head {' and '.join(said)}: is it of another checkpoint, or half copied?")
+
+    def normed(part: str) -> nn.Module:
+        if part not in parts:
+            return nn.Identity()
+        own = copy.deepcopy(norm)
+        assert own is not None
+        own.weight.data = parts[part].to(device, dtype)
+        return own
+
+    projection = parts["projection"].to(device, dtype)
+    return Head(normed("embedding"), normed("hidden"), projection, decoder.to(device).eval(), normed("norm"))
+
+
+def head_config(text: PreTrainedConfig, family: MtpFamily, number: int = 0) -> PreTrainedConfig:
+    """The target's configuration for the layers of one head alone."""
+    config = copy.deepcopy(text)
+    settings = {"num_hidden_layers": len(family.blocks), "vocab_size": 1, "pad_token_id": 0}
+    settings |= dict.fromkeys(COUNTS, 0) | family.settings
+    for name, other in family.from_settings.items():  # lists with an entry for every layer of every head
+        settings |= {name: own[number:]} if (own := getattr(text, other, None)) else {}
+    for name, value in settings.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config
+    config._attn_implementation = "eager" if text._attn_implementation == "eager" else "sdpa"
+    return config

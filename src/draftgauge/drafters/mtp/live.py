@@ -1,0 +1,61 @@
+"""MTP heads while their target decodes, and their kind: out of the target's own files, or a folder of tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import file_sha256
+from draftgauge.drafters.formats.live import CheckpointDrafter
+from draftgauge.drafters.mtp.building import build_mtp
+from draftgauge.drafters.mtp.files import MARK, headers, is_extracted
+from draftgauge.drafters.mtp.net import MtpNet
+from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.tap_plan import TapPlan
+from draftgauge.models.taps import Taps
+
+
+class MtpDrafter(CheckpointDrafter):
+    """Drafts with the MTP heads of its target."""
+
+    net: MtpNet  # type: ignore[assignment]
+
+
+@register_drafter
+class MtpSource(DraftSource):
+    """The MTP heads of a target."""
+
+    name = "mtp"
+    takes = "a folder of MTP tensors"
+    drafter_type = MtpDrafter
+
+    def __init__(self, source: str | Path, net: MtpNet) -> None:
+        self.source, self.net = source, net
+        self.family, self.engine = net.layout.family, "modules"
+        self.tap_plan, self.longest = TapPlan(net.layout.taps), net.layout.longest
+
+    @classmethod
+    def recognises(cls, drafter: str | Path) -> bool:
+        return is_extracted(drafter)
+
+    @classmethod
+    def resolve(cls, source: Source) -> Source:
+        return source  # none: out of the target's own files
+
+    @classmethod
+    def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> MtpSource:
+        own = target.module.config.name_or_path if source is None and target.module is not None else source
+        if not own:
+            raise DraftgaugeError("the target was not loaded from files, so its MTP head is not found: name a folder")
+        return cls(own, build_mtp(own, target))
+
+    def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> MtpDrafter:
+        assert taps is not None
+        return MtpDrafter(self.net, target, taps, *how)  # type: ignore[arg-type]
+
+    def fingerprint(self) -> str:
+        """Of the files that hold the tensors."""
+        paths = sorted({stored.path for name, stored in headers(self.source).items() if MARK.search(name)})
+        return hashlib.sha256(" ".join(file_sha256(path) for path in paths).encode()).hexdigest()

@@ -1,0 +1,276 @@
+"""MTP heads as a network: the decoder layers of the target's own family, run on pairs of embedding and hidden state.
+
+An anchor is a position whose hidden state the target has computed; its pair holds that state and the embedding of the
+token after it. A single head goes on from its own state. Of several heads each drafts one token. Head ``d`` reads the
+state of head ``d - 1`` one place before it, so all heads have the same token at a place.
+
+Letters in shapes: ``R`` drafts, ``n`` rows, ``D`` heads, ``H`` hidden size, ``V`` logits, ``C`` places of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
+from draftgauge.drafters.formats.decoder import DrafterNet
+from draftgauge.drafters.mtp.families import MtpFamily
+from draftgauge.models.transformers_calls import attention_kernels, cache_argument
+
+Take = Callable[[int, Tensor, Tensor], KeysValues]
+
+
+class Passing(DynamicCache):
+    """A cache for one pass, which hands keys and values of each layer to a function and gives back what it returns."""
+
+    def __init__(self, take: Take) -> None:
+        super().__init__()
+        self._take = take
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> KeysValues:
+        return self._take(layer_idx, key_states, value_states)
+
+
+class Head(NamedTuple):
+    """One head: the norms of its inputs, the projection ``[H, 2H]``, its layers, and the norm behind them."""
+
+    embedding: nn.Module
+    hidden: nn.Module
+    projection: Tensor
+    decoder: PreTrainedModel
+    norm: nn.Module
+
+
+class MtpCache(AnchorCache):
+    """The pairs of every layer of every head. Places behind the anchors are for the tokens of a draft.
+
+    Attributes:
+        last: ``[D, H]`` the states of every head at the last place.
+    """
+
+    def __init__(self, shapes: list[tuple[Tensor, Tensor]], like: Tensor, heads: int) -> None:
+        nothing = like.new_empty(0)
+        super().__init__((), 0, like, lambda length, like: (nothing, nothing), DEEPEST + 1)
+        self._none = self.pairs = shapes
+        self.last = like.new_zeros(heads, like.shape[0])
+
+    def restart(self) -> None:
+        super().restart()
+        self.last.zero_()
+
+
+@dataclass(frozen=True)
+class MtpLayout:
+    """``longest``: tokens of a draft at most, as many as there are heads; None where the head is used again."""
+
+    family: str
+    taps: tuple[int, ...]
+    longest: int | None
+
+
+class MtpChain(NamedTuple):
+    """Drafts from consecutive anchors; never changed.
+
+    Attributes:
+        depth: tokens taken in.
+        begin: ``[R, D, H]`` the states of each head at the anchor.
+        states: ``[R, rows, H]`` those of the last depth.
+        drafted: ``[R, depth]`` tokens.
+        anchors: ``[R]`` places.
+        own: keys and values of a reused head, by depth, and their places ``[R]``, of drafts that grow together.
+        together: whether drafts grow together; a single one is written behind the anchors instead.
+    """
+
+    depth: int
+    begin: Tensor
+    states: Tensor
+    drafted: Tensor
+    anchors: Tensor
+    own: tuple[tuple[tuple[KeysValues, ...], Tensor], ...]
+    together: bool
+
+
+class MtpNet(DrafterNet):
+    layout: MtpLayout  # type: ignore[assignment]
+
+    def __init__(self, layout: MtpLayout, family: MtpFamily, heads: list[Head], target: PreTrainedModel) -> None:
+        """``target`` lends its embedding, its head and, for states behind it, its final norm."""
+        from draftgauge.models.hidden import final_norm
+
+        self.layout, self.family, self.heads, self.d2t = layout, family, heads, None
+        self._target_norm = final_norm(target) if family.after_norm else None
+        self._embed, self._logits = target.get_input_embeddings(), target.get_output_embeddings()
+        config = heads[0].decoder.config
+        self._argument = next(iter(cache_argument(heads[0].decoder, DynamicCache())))
+        self._kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+        self._window = getattr(config, "sliding_window", None) if "sliding_attention" in self._kinds else None
+        self._pairs = self._probe()
+
+    @torch.inference_mode()
+    def _probe(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Empty keys and values of each layer of a head that has them, in its shapes."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def take(layer: int, keys: Tensor, values: Tensor) -> KeysValues:
+            found[layer] = keys[:, :, :0].clone(), values[:, :, :0].clone()
+            return keys, values
+
+        like = self.heads[0].projection
+        place = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self._layers(self.heads[0], like.new_zeros(1, like.shape[0]), place, place[None] == 0, place[None], take)
+        return found
+
+    def begin(self) -> MtpCache:
+        shapes = [pair for _ in self.heads for pair in self._pairs.values()]
+        return MtpCache(shapes, self.heads[0].projection, len(self.heads))
+
+    def absorb(self, cache: AnchorCache, places: Places, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """The states ``[n, D, H]`` of every head at the new places."""
+        assert isinstance(cache, MtpCache)
+        states = hidden[:, 0].to(self.heads[0].projection.dtype)
+        if self._target_norm is not None:
+            states = self._target_norm(states)
+        found: list[Tensor] = []
+        for number in range(len(self.heads)):
+            if number:
+                states = torch.cat((cache.last[number - 1 : number], found[-1][:-1]))
+            found.append(self._at(cache, number, tokens, states, places.at))
+        every = torch.stack(found, 1)
+        cache.last.copy_(every[-1])
+        return every
+
+    @torch.inference_mode()
+    def run(self, cache: AnchorCache, chain: MtpChain, tokens: Tensor) -> tuple[Tensor, MtpChain]:
+        """One more depth, for a token ``[R]`` of each draft: logits ``[R, V]`` and the longer drafts."""
+        depth, drafted = chain.depth + 1, torch.cat((chain.drafted, tokens[:, None]), 1)
+        number, own = 0, chain.own
+        if self.layout.longest is None:
+            taken, states, places = tokens[:, None], chain.states, (chain.anchors + depth)[:, None]
+        else:  # this depth's head takes in all drafted tokens
+            number, taken, own = depth, drafted, ()
+            states = torch.cat((chain.begin[:, depth - 1 : depth], chain.states), 1)
+            places = chain.anchors[:, None] + torch.arange(1, depth + 1, device=tokens.device)
+        rows = taken.flatten(), states.flatten(0, 1), places.flatten()
+        if chain.together:
+            given, new = self._together(cache, number, rows, chain._replace(own=own))
+            own = (*own, (new, rows[2]))
+        else:
+            given = self._at(cache, number, *rows)
+        states = given.unflatten(0, taken.shape)
+        longer = chain._replace(depth=depth, states=states, drafted=drafted, own=own)
+        return self.logits(states[:, -1]), longer
+
+    def branches(
+        self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
+    ) -> MtpBranches:
+        anchors = torch.arange(first, first + len(begin), device=begin.device)
+        # A reused head goes on from its state; several heads begin with those of the anchor.
+        states = begin[:, :1] if self.layout.longest is None else begin[:, :0]
+        chain = MtpChain(0, begin, states, anchors.new_empty(len(begin), 0), anchors, (), run is None)
+        return MtpBranches(self.logits(begin[:, 0]), chain, run or partial(self.run, cache))
+
+    def logits(self, states: Tensor) -> Tensor:
+        normed = states if self.family.passes_normed else self.heads[0].norm(states)
+        logits: Tensor = self._logits(normed)
+        return logits.float()
+
+    def _at(self, cache: AnchorCache, number: int, tokens: Tensor, states: Tensor, places: Tensor) -> Tensor:
+        """What a head passes on at places ``[n]``, whose keys and values are written there."""
+        columns = torch.arange(cache.capacity, device=places.device)
+        visible = columns <= places[:, None]
+        if number:  # its first places have no states before them
+            visible &= (columns >= number) | (columns == places[:, None])
+
+        def take(layer: int, keys: Tensor, values: Tensor) -> KeysValues:
+            pair = self._pair(number, layer)
+            cache.write(pair, places, (keys, values))
+            return cache.view(pair, cache.capacity)
+
+        return self._given(number, (tokens, states, places), visible, columns, take)
+
+    def _together(
+        self, cache: AnchorCache, number: int, rows: tuple[Tensor, Tensor, Tensor], chain: MtpChain
+    ) -> tuple[Tensor, tuple[KeysValues, ...]]:
+        """The same for drafts that grow together: each sees the places up to its anchor, and its own tokens."""
+        many, new = len(chain.anchors), []
+        draft = torch.arange(many, device=rows[2].device)
+        own = draft.repeat_interleave(len(rows[2]) // many)
+        columns = torch.arange(cache.capacity, device=draft.device)
+        shared = (columns <= chain.anchors[own, None]) & (columns >= number)
+        added = torch.cat([*(places for _, places in chain.own), rows[2]])
+        of_draft = torch.cat([*(draft for _ in chain.own), own])
+        mine = (of_draft == own[:, None]) & (added <= rows[2][:, None])
+        mine &= (added >= number) | (added == rows[2][:, None])  # as in _at
+
+        def take(layer: int, keys: Tensor, values: Tensor) -> KeysValues:
+            index = len(new)
+            new.append((keys, values))
+            parts = [cache.view(self._pair(number, layer), cache.capacity), *(pairs[index] for pairs, _ in chain.own)]
+            return (
+                torch.cat([*(part[0] for part in parts), keys], 2),
+                torch.cat([*(part[1] for part in parts), values], 2),
+            )
+
+        visible, columns = torch.cat((shared, mine), 1), torch.cat((columns, added))
+        return self._given(number, rows, visible, columns, take), tuple(new)
+
+    def _pair(self, number: int, layer: int) -> int:
+        return number * len(self._pairs) + list(self._pairs).index(layer)
+
+    def _given(
+        self, number: int, rows: tuple[Tensor, Tensor, Tensor], visible: Tensor, columns: Tensor, take: Take
+    ) -> Tensor:
+        (tokens, states, places), head = rows, self.heads[number]
+        embedded = self._embed(tokens).to(states.dtype)
+        if self.family.zero_first:
+            embedded = embedded * (places > 0)[:, None]
+        both = [head.embedding(embedded), head.hidden(states)]
+        joined = F.linear(torch.cat(both[::-1] if self.family.hidden_first else both, -1), head.projection)
+        states = self._layers(head, joined, places, visible, columns, take)
+        return head.norm(states) if self.family.passes_normed else states
+
+    def _layers(
+        self, head: Head, states: Tensor, places: Tensor, visible: Tensor, columns: Tensor, take: Take
+    ) -> Tensor:
+        mask: Any = _additive(visible, states)
+        if self._kinds:
+            mask = dict.fromkeys(self._kinds, mask)
+            if self._window is not None:
+                near = places[:, None] - columns < self._window
+                mask["sliding_attention"] = _additive(visible & near, states)
+        with attention_kernels(states.device):
+            output = head.decoder(
+                inputs_embeds=states[None],
+                position_ids=places[None],
+                attention_mask=mask,
+                use_cache=True,
+                **{self._argument: Passing(take)},
+            )
+        last: Tensor = output.last_hidden_state[0]
+        return last
+
+
+def _additive(visible: Tensor, like: Tensor) -> Tensor:
+    """A mask ``[1, 1, n, columns]``."""
+    mask = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(~visible, torch.finfo(like.dtype).min)[None, None]
+
+
+class MtpBranches:
+    """The drafts while they grow."""
+
+    confidence: Tensor | None = None
+
+    def __init__(self, logits: Tensor, chain: MtpChain, run: Callable[..., Any]) -> None:
+        self.logits, self._chain, self._run = logits, chain, run
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        self.logits, self._chain = self._run(self._chain, tokens)
+        return self.logits

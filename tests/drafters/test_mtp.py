@@ -1,0 +1,183 @@
+"""MTP heads out of a target's own folder: logits of transformers, drafts from all positions at once, and output as
+without them, for every family."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from draftgauge.core.errors import ModelError
+from draftgauge.decoding import DecodingSettings, speculative_decode
+from draftgauge.drafters import anchors
+from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource
+from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import load_model, wrap
+from draftgauge.models.taps import TapPlan, attach_taps, batch_features
+from draftgauge.policies.fixed import FixedLength
+from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law
+from mtp_heads import save_with_heads
+from tiny import tiny_model, tokens
+
+VOCABULARY = 8
+# Families, and how many heads; those of transformers' own MTP code first.
+OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "sarvam_moe", "deepseek_v3:3", "sarvam_mla", "mellum", "bailing_hybrid")
+OTHERS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen2", "mimo_v2_flash:3", "step3p7:2", "nemotron_h")
+OTHERS += ("ernie4_5", "hy_v3")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @functools.cache
+    def make(kind: str) -> tuple[Path, CachedModel]:
+        name, _, heads = kind.partition(":")
+        folder = tmp_path_factory.mktemp(name)
+        save_with_heads(folder, name, int(heads or 1))
+        return folder, load_model(folder, "fp32", "cpu")
+
+    return make
+
+
+def drafter_of(target: CachedModel, source: Path | None = None, **how: Any) -> MtpDrafter:
+    loaded = MtpSource.load(source, target, LoadOptions())
+    how = {"end_tokens": frozenset()} | how
+    return loaded.drafter(target, attach_taps(target, loaded.tap_plan), Drafting(**how))
+
+
+def our_logits(target: CachedModel, text: Tensor, drafted: Tensor) -> Tensor:
+    """``[depths, V]`` drafting these tokens after a text."""
+    net = drafter_of(target).net
+    hidden = batch_features(target.module, text[None], TapPlan(net.layout.taps)).hidden[0]
+    cache = net.begin()
+    begin = net.take_in(cache, text[1:], hidden[:-1])
+    branches = net.branches(cache, len(text) - 2, begin[-1:])
+    return torch.cat([branches.logits, *(branches.advance(token[None]) for token in drafted[:-1])])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", OF_TRANSFORMERS)
+def test_logits_are_those_of_transformers(made: Any, kind: str) -> None:
+    folder, target = made(kind)
+    model, text = AutoModelForCausalLM.from_pretrained(folder).eval(), tokens(14, vocabulary=VOCABULARY)
+    if kind != "mellum":  # transformers finds the heads by names, as it ignores them otherwise: those of 61 layers
+        model._keys_to_ignore_on_load_unexpected = [rf"layers\.{layer}\." for layer in (2, 3, 4)]
+    if kind == "bailing_hybrid":  # whose configuration does not name the kind of these layers
+        model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["full_attention"], ["sparse"]
+    heads, cache = MtpModel.from_pretrained(model).eval(), MtpCache(config=model.config.get_mtp_config())
+    hidden = model.model(text[None, :-1]).last_hidden_state
+    places = torch.arange(1, len(text))[None]
+    drafted, logits, _ = heads(text[None, 1:], hidden, None, places, cache)
+    assert logits.shape[1] == int(kind.partition(":")[2] or 1)
+    torch.testing.assert_close(our_logits(target, text, drafted[0]), logits[0], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_logits_are_those_of_layers_of_qwen3_5(made: Any) -> None:
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+
+    folder, target = made("qwen3_5_text")
+    model, states = target.module, torch.empty(0)
+    stored, text = load_file(folder / "model.safetensors"), tokens(14, vocabulary=VOCABULARY)
+    config = model.config.__class__(**model.config.to_dict() | {"layer_types": ["full_attention"] * 4})
+    config._attn_implementation = "eager"
+    layer, width = Qwen3_5DecoderLayer(config, 0), config.hidden_size
+    parts = nn.ModuleDict(
+        {
+            name: Qwen3_5RMSNorm(width, config.rms_norm_eps)
+            for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        }
+    )
+    parts["fc"], parts["layers"] = nn.Linear(2 * width, width, bias=False), nn.ModuleList([layer])
+    parts.load_state_dict({name[4:]: tensor for name, tensor in stored.items() if name.startswith("mtp.")})
+    hidden = model.model(text[None, :-1]).last_hidden_state
+    following, logits, drafted = text[None, 1:], [], torch.tensor([3, 1, 2])
+    for depth in range(3):  # without a cache: all pairs at every depth
+        if depth:
+            hidden = torch.cat((hidden, states[:, -1:]), 1)
+            following = torch.cat((following, drafted[None, depth - 1 : depth]), 1)
+        both = parts["pre_fc_norm_embedding"](model.model.embed_tokens(following)), parts["pre_fc_norm_hidden"](hidden)
+        size = hidden.shape[1]
+        mask = torch.full((size, size), -1e9).triu(1)[None, None]
+        tables = model.model.rotary_emb(hidden, torch.arange(size)[None])
+        states = parts["norm"](layer(parts["fc"](torch.cat(both, -1)), tables, mask, cache=DynamicCache()))
+        logits.append(model.lm_head(states[0, -1:]))
+    torch.testing.assert_close(our_logits(target, text, drafted), torch.cat(logits), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [*OF_TRANSFORMERS[3:], *OTHERS])
+def test_output_is_the_plain_one_and_replay_is_live(made: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftgauge.drafters.formats.decoder.AT_ONCE", 3)  # a long prompt in pieces
+    monkeypatch.setattr(anchors, "FIRST_CAPACITY", 70)  # it grows while it decodes
+    _, target = made(kind)
+    source = MtpSource.load(None, target, LoadOptions())
+    taps = attach_taps(target, source.tap_plan)
+
+    def make(how: Drafting) -> MtpDrafter:
+        return source.drafter(target, taps, how)
+
+    assert_greedy_is_plain(target, make, tokens(9, vocabulary=VOCABULARY).tolist())
+    assert_replay_is_live(target, make, [2], {7})  # later heads have nothing to begin with
+
+
+@pytest.mark.parametrize("kind", ["qwen2:2", "mellum"])
+def test_sampled_output_has_the_targets_law(made: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    _, target = made(kind)
+    source = MtpSource.load(None, target, LoadOptions())
+    taps = attach_taps(target, source.tap_plan)
+    assert_sampling_keeps_the_law(
+        monkeypatch, target, target.module, lambda how: source.drafter(target, taps, how), [1, 0, 1]
+    )
+
+
+def test_tensors_that_were_extracted_draft_the_same(made: Any, tmp_path: Path) -> None:
+    folder, target = made("qwen3_5_text")
+    own = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name.startswith("mtp.")}
+    save_file(own, tmp_path / "mtp.safetensors")
+    assert choose_drafter(tmp_path) == ("mtp", tmp_path)
+    assert choose_drafter("mtp") == ("mtp", None)
+    assert choose_drafter(folder)[0] == "language_model"
+    prompt, settings, steps = tokens(9, vocabulary=VOCABULARY).tolist(), DecodingSettings(10), []
+    for source in (None, tmp_path):
+        drafter = drafter_of(target, source)
+        steps.append(speculative_decode(target, drafter, FixedLength(3), prompt, settings).steps)
+    assert [(step.drafted, step.accepted) for step in steps[0]] == [(step.drafted, step.accepted) for step in steps[1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("deepseek_v3", lambda held: {}, "its configuration announces 1, so a conversion dropped them"),
+        ("deepseek_v3", lambda held: dict(list(held.items())[::2]), "its MTP head (lacks|has)"),
+        ("deepseek_v3:3", lambda held: {n: t for n, t in held.items() if ".4." not in n}, "holds 2 of the 3 MTP heads"),
+        ("deepseek_v3", lambda held: {n: t.to(torch.int8) for n, t in held.items()}, "are quantised"),
+        ("deepseek_v3", lambda held: {n: t[..., :8] for n, t in held.items()}, "is of another checkpoint"),
+        ("qwen2", lambda held: {"mtp.fc.weight": torch.zeros(1)}, "wanted are .*input_proj.*, found mtp.fc"),
+    ],
+)
+def test_heads_that_are_not_whole_or_of_another_target_are_refused(
+    made: Any, tmp_path: Path, kind: str, change: Any, said: str
+) -> None:
+    folder, target = made(kind)
+    own = {name: read for name, read in load_file(folder / "model.safetensors").items() if _is_of_head(kind, name)}
+    save_file({name: tensor.contiguous() for name, tensor in change(own).items()}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=said):
+        drafter_of(target, tmp_path)
+
+
+def _is_of_head(kind: str, name: str) -> bool:
+    return "mtp" in name or any(f"layers.{layer}." in name for layer in (2, 3, 4))
+
+
+def test_an_unknown_family_is_told_what_was_found(tmp_path: Path) -> None:
+    save_file({"mtp.fc.weight": torch.zeros(2, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"of llama targets are not run here: .* holds mtp\.fc\.weight, and wanted"):
+        drafter_of(wrap(tiny_model("llama")), tmp_path)
