@@ -210,7 +210,9 @@ class BenchRequest:
     drafts: DraftSpec = DraftSpec()
     costs: CostSpec = CostSpec()
     over: str | None = option(None, help="the policy to state gains over; the best fixed length if left out.")
-    baselines: bool = option(True, help="also run transformers' generate(), with hf- rules' values too.")
+    baselines: bool = option(
+        True, help="also run transformers' generate() or OpenVINO GenAI, with hf- rules' values too."
+    )
     rounds: int | None = option(None, help="how often every policy decodes every prompt; 3 in 3 minutes if left out.")
     seconds: float | None = option(None, help="start no further prompt after this time.")
     at_least: float | None = option(None, help="exit with 1 where the advised setting is below this many x plain.")
