@@ -171,7 +171,7 @@ def _before_costs(request: AdviseRequest, engine: Engine, run: Run, counts: Spec
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | row for row in judged]
     best = next(row for row in rows if row["recommended"])
     best |= _server_row(design, counts) | {"recorded_with": shlex.join(deployment.options) or None}
-    length = setting_length(best["policy"]) or 0
+    length = setting_length(str(best["policy"])) or 0
     _advise(request, engine, best, (said, False), {1: length}, deployment)
     if first and length:
         best["flags"] = f"{first} && {best['flags']}"

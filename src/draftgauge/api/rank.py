@@ -67,11 +67,12 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     Returns:
         Rows as :func:`draftgauge.judging.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files and
         its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``. With
-        ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high`` and
-        ``live_modelled``, the modelled ratio of these prompts; ``live_tokens_per_second`` and the plain one's.
-        ``live_mismatched_prompts`` counts those whose output is
-        not that of plain decoding. With ``setups``, rows of :func:`~draftgauge.api.compare.compare` with their
-        ``setup``, and for what is left out ``setup``, ``drafter`` and ``error``.
+        ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high``;
+        ``live_tokens_per_second`` and ``live_plain_tokens_per_second``; ``live_modelled``, the modelled ratio of these
+        prompts. ``live_mismatched_prompts`` counts those whose output is not that of plain decoding.
+
+        With ``setups``, rows of :func:`~draftgauge.api.compare.compare` with their ``setup``. What is left out has
+        ``setup``, ``drafter`` and ``error``.
 
     Raises:
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
