@@ -28,6 +28,7 @@ def advise(
     folder: _Text | None = None, engine: _Text = 'draftgauge', costs: _Text | None = None, url: _Text | None = None,
     requests: _Text | None = None, policies: _Text | Sequence[_Text] = (), *, tasks: _Text | Sequence[_Text] = (),
     split: _Text | None = None, batch: int | None = None, settings: _Text | None = None,
+    export_acceptance: _Text | None = None,
 ) -> Rows:
     """Say whether to speculate in an engine, and with which length or rule."""
 
