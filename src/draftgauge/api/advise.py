@@ -186,7 +186,7 @@ def _before_costs(request: AdviseRequest, engine: Engine, run: Run, counts: Spec
     rows: list[Row] = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | row for row in judged]
     best = next(row for row in rows if row["recommended"])
     best |= server_row(design, counts) | {"recorded_with": shlex.join(deployment.options) or None}
-    length = setting_length(best["policy"]) or 0
+    length = setting_length(str(best["policy"])) or 0
     _export(request, acceptance_of(design.trace), length)
     _advise(request, engine, best, (said, False), {1: length}, deployment)
     if first and length:

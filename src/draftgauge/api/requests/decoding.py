@@ -96,12 +96,21 @@ class RankRequest:
     live: int | None = option(
         None, help="also decode this many of the prompts with each drafter at its best setting and plainly, by turns."
     )
+    setups: tuple[str, ...] = option(
+        (), name="--setup", help="rank with each of these and compare them: compressions, gguf:FILE, openvino:FOLDER."
+    )
+    seconds: float | None = option(None, help="start no further drafter or setup after this time.")
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
 
     def __post_init__(self) -> None:
         check_each_once("drafter", self.drafters)
         at_least_one(self, "live")
+        positive(self, "seconds")
+        if self.setups:
+            check_each_once("setup", self.setups)
+            if self.costs_of or self.compression != UNCOMPRESSED:
+                raise DraftgaugeError("each setup has its own costs and compression: leave out --costs, --compression")
 
 
 @dataclass(frozen=True, kw_only=True)
