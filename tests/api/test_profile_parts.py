@@ -195,7 +195,7 @@ def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:
         ({"executor": "slurm"}, "choose one of local, ray"),
         ({"shards": 2, "seconds": 5.0}, "leave out --seconds"),
         ({"gpus": -1.0}, "gpus must be at least 0"),
-        ({"plan": True, "drafter": "./x.gguf"}, "a plan reads configurations, and .*x.gguf is a GGUF file"),
+        ({"plan": True, "drafter": "./x.gguf"}, "a plan reads what transformers loads, and .*x.gguf is a GGUF file"),
     ):
         with pytest.raises(DraftgaugeError, match=match):
             record(models, tmp_path / "run", **options)
