@@ -28,6 +28,7 @@ def advise(
     folder: _Text | None = None, engine: _Text = 'draftgauge', costs: _Text | None = None, url: _Text | None = None,
     requests: _Text | None = None, policies: _Text | Sequence[_Text] = (), *, tasks: _Text | Sequence[_Text] = (),
     split: _Text | None = None, batch: int | None = None, settings: _Text | None = None,
+    export_acceptance: _Text | None = None,
 ) -> Rows:
     """Say whether to speculate in an engine, and with which length or rule."""
 
@@ -42,8 +43,9 @@ def bench(
     long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
     chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
     gamma_max: int = 16, cost_seconds: float = 15.0, measure: bool = False, over: _Text | None = None,
-    baselines: bool = True, rounds: int | None = None, seconds: float | None = None, datastore: _Text | None = None,
-    seed: int = 0, objects: Mapping[str, Policy] | None = None, progress: Callable[[str, int, int], None] = ...,
+    baselines: bool = True, rounds: int | None = None, seconds: float | None = None, at_least: float | None = None,
+    datastore: _Text | None = None, seed: int = 0, objects: Mapping[str, Policy] | None = None,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Bench policies live: on the pair and the prompts of recorded runs, or on a pair of which nothing has been
     recorded. ``bench(pair, policies=("stopping",))`` decodes with a pair that is loaded already."""
@@ -56,7 +58,7 @@ def bench(
     chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
     system: _Text | None = None, max_new_tokens: int = 128, gamma_max: int = 16, cost_seconds: float = 15.0,
     measure: bool = False, over: _Text | None = None, baselines: bool = True, rounds: int | None = None,
-    seconds: float | None = None, datastore: _Text | None = None, seed: int = 0,
+    seconds: float | None = None, at_least: float | None = None, datastore: _Text | None = None, seed: int = 0,
     objects: Mapping[str, Policy] | None = None, progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Bench policies live: on the pair and the prompts of recorded runs, or on a pair of which nothing has been
@@ -69,7 +71,8 @@ def bench_servers(
     chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
     system: _Text | None = None, max_new_tokens: int = 128, trust_remote_code: bool = False,
     tokenizer: _Text | None = None, over: _Text | None = None, rounds: int | None = None, seconds: float | None = None,
-    costs_out: _Text | None = None, seed: int = 0, progress: Callable[[str, int, int], None] = ...,
+    at_least: float | None = None, costs_out: _Text | None = None, seed: int = 0,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Bench running servers."""
 
@@ -220,9 +223,10 @@ def rank(
     chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
     gamma_max: int = 16, seed: int = 0, cost_seconds: float = 15.0, measure: bool = False,
     costs_of: _Text | Sequence[_Text] = (), costs_engine: _Text = 'draftgauge', live: int | None = None,
-    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
-    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
-    allow_pickle: bool = False, progress: Callable[[str, int, int], None] = ...,
+    setups: _Text | Sequence[_Text] = (), seconds: float | None = None, device: _Text | None = None,
+    trust_remote_code: bool = False, tokenizer: _Text | None = None, engine: _Text = 'auto',
+    device_map: _Text | None = None, draft_device: _Text | None = None, allow_pickle: bool = False,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Record every drafter over the same outputs of a target, and rank them by speed at the best setting of each."""
 

@@ -5,6 +5,7 @@ Ours, and transformers' own ``generate()`` as an outside baseline. All are timed
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -27,6 +28,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
+from draftgauge.models.base import skeleton_of
 from draftgauge.models.device import seconds
 from draftgauge.models.transformers_calls import no_hints
 from draftgauge.policies.base import Policy
@@ -38,6 +40,7 @@ ASSISTED_CONSTANT = "transformers-assisted-constant"
 PROMPT_LOOKUP = "transformers-prompt-lookup"  # 10 tokens, n-grams of up to 2, as transformers has it
 DEFAULT_CONSTANT = 5
 _OF_ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+OUTLIER, REPEATED = 1.25, 0.2  # rounds so far apart are repeated, of at most this share of the prompts
 ROUNDS, ENOUGH = 3, 180.0  # where none are asked for: at most, and the seconds after which no further one begins
 
 
@@ -159,7 +162,26 @@ def bench_arms(
                 arms[index].restart()
             arms[index].runs[number] += arms[index].run(prompt.tokens)
         progress(done + 1, len(visits))
+    if rounds is None and len(visits) > len(prompts):
+        _repeat_outliers(arms, prompts, rng, begun + (seconds or ENOUGH) * (1 + REPEATED))
     return prompts
+
+
+def _repeat_outliers(
+    arms: Sequence[Arm], prompts: Sequence[BenchPrompt], rng: np.random.Generator, until: float
+) -> None:
+    """Decode again, with every arm, the prompts whose rounds differ most, until a moment of the clock."""
+
+    def spread(number: int) -> float:
+        times = [[run.seconds for run in arm.runs[number]] for arm in arms]
+        return max((max(each) / min(each) for each in times if each and min(each) > 0), default=1.0)
+
+    spreads = {number: spread(number) for number in range(len(prompts))}
+    for number in sorted(spreads, key=lambda each: -spreads[each])[: math.ceil(REPEATED * len(prompts))]:
+        if spreads[number] < OUTLIER or time.monotonic() > until:
+            return
+        for index in rng.permutation(len(arms)):
+            arms[index].runs[number] += arms[index].run(prompts[number].tokens)
 
 
 def without_failed(arms: Sequence[Arm]) -> list[Arm]:
@@ -249,7 +271,7 @@ def transformers_arms(
 ) -> list[Arm]:
     """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, if it runs these.
     ``specs`` that are rules of transformers set the values of further arms."""
-    if pair.target.module is None:
+    if skeleton_of(pair.target) is None:
         return []
     chosen: dict[str, dict[str, Any]] = {GENERATE: {}, PROMPT_LOOKUP: _looked_up(), ASSISTED: {}}
     chosen[f"{ASSISTED_CONSTANT}:{gamma}"] = _assisted(0.0, gamma)
@@ -258,7 +280,7 @@ def transformers_arms(
         if written and rule in _RULES:
             name, settings = _RULES[rule]
             chosen[f"{name}:{written}"] = settings(**PolicySpec.of(spec).arguments)
-    assists = pair.draft is not None and pair.draft.module is not None
+    assists = pair.draft is not None and skeleton_of(pair.draft) is not None
     return [
         Arm(name, partial(TransformersBaseline(pair, name, settings).run, max_new_tokens=max_new_tokens), outside=True)
         for name, settings in chosen.items()

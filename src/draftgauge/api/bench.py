@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.arms import DEFAULT_CONSTANT, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
-from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
+from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
+from draftgauge.api.genai_arms import genai_arms
 from draftgauge.api.pair import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
@@ -213,6 +214,7 @@ def _bench(
     if request.baselines:
         length_over = PolicySpec.of(compared.over.arm).length if compared.over else None
         arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT, list(made))
+        arms += genai_arms(pair, length, length_over or DEFAULT_CONSTANT)
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
     rng = generator(request.randomness.seed, "bench", pair.compression)
     told = partial(progress, f"bench {pair.compression}")
@@ -220,7 +222,7 @@ def _bench(
     arms = without_failed(arms)
     if said := answers_warning([arms[0].runs[number][0].tokens for number in range(len(ready))], pair.end_tokens):
         warn(said)
-    rows = bench_rows(arms, ready, pair.compression, compared.over)
+    rows = hold_to(bench_rows(arms, ready, pair.compression, compared.over), request.at_least)
     if busy_note(machine_load()):
         advised = next(row for row in rows if "verdict" in row)
         advised["verdict"] += " The machine was busy meanwhile: measure again on a quiet one before you rely on it."
