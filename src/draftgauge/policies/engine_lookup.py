@@ -154,7 +154,7 @@ class Suffix(EngineLookup):
 def _first(following: dict[int, list[int]]) -> int:
     """The most frequent token; of several the first one in the engine's list of them.
 
-    There a token whose count grows goes before those that it overtakes, and before those of its new count only where
+    There a token whose count grows goes before those that it overtakes. It goes before those of its new count too if
     it was the first of its former count.
     """
     most = max(map(len, following.values()))
