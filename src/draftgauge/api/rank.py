@@ -117,7 +117,7 @@ def _of_setups(request: RankRequest, progress: Progress) -> list[dict[str, Any]]
                 kept = {
                     key: row[key] for key in ("live_tokens_per_second", "live_plain_tokens_per_second") if key in row
                 }
-                live |= {Run(Path(row["run"])): kept | {"live_policy": row["policy"]}} if kept else {}
+                live |= {Run(Path(row["run"])): kept | {"live_policy": setting}} if kept else {}
     compared = compare_rows([Run(Path(run)) for run in setups], live, JudgedSpec()) if setups else []
     return [{"setup": setups[row["run"]]} | row for row in compared] + failed
 
