@@ -9,6 +9,7 @@ Letters in shapes: ``R`` drafts, ``n`` rows, ``D`` heads, ``H`` hidden size, ``V
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
 from draftgauge.drafters.formats.decoder import DrafterNet
 from draftgauge.drafters.mtp.families import MtpFamily
+from draftgauge.models.hidden import final_norm
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
 Take = Callable[[int, Tensor, Tensor], KeysValues]
@@ -102,8 +104,6 @@ class MtpNet(DrafterNet):
 
     def __init__(self, layout: MtpLayout, family: MtpFamily, heads: list[Head], target: PreTrainedModel) -> None:
         """``target`` lends its embedding, its head and, for states behind it, its final norm."""
-        from draftgauge.models.hidden import final_norm
-
         self.layout, self.family, self.heads, self.d2t = layout, family, heads, None
         self._target_norm = final_norm(target) if family.after_norm else None
         self._embed, self._logits = target.get_input_embeddings(), target.get_output_embeddings()
@@ -112,6 +112,12 @@ class MtpNet(DrafterNet):
         self._kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
         self._window = getattr(config, "sliding_window", None) if "sliding_attention" in self._kinds else None
         self._pairs = self._probe()
+
+    def read_as(self, family: MtpFamily, target: PreTrainedModel) -> MtpNet:
+        """The same weights, run as another family's."""
+        other = copy.copy(self)
+        other.family, other._target_norm = family, final_norm(target) if family.after_norm else None
+        return other
 
     @torch.inference_mode()
     def _probe(self) -> dict[int, tuple[Tensor, Tensor]]:
