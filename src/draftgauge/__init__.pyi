@@ -42,8 +42,9 @@ def bench(
     long_prompts: _Text = 'error', chat: bool | None = None, turns: int = 1,
     chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
     gamma_max: int = 16, cost_seconds: float = 15.0, measure: bool = False, over: _Text | None = None,
-    baselines: bool = True, rounds: int | None = None, seconds: float | None = None, datastore: _Text | None = None,
-    seed: int = 0, objects: Mapping[str, Policy] | None = None, progress: Callable[[str, int, int], None] = ...,
+    baselines: bool = True, rounds: int | None = None, seconds: float | None = None, at_least: float | None = None,
+    datastore: _Text | None = None, seed: int = 0, objects: Mapping[str, Policy] | None = None,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Bench policies live: on the pair and the prompts of recorded runs, or on a pair of which nothing has been
     recorded. ``bench(pair, policies=("stopping",))`` decodes with a pair that is loaded already."""
@@ -56,7 +57,7 @@ def bench(
     chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
     system: _Text | None = None, max_new_tokens: int = 128, gamma_max: int = 16, cost_seconds: float = 15.0,
     measure: bool = False, over: _Text | None = None, baselines: bool = True, rounds: int | None = None,
-    seconds: float | None = None, datastore: _Text | None = None, seed: int = 0,
+    seconds: float | None = None, at_least: float | None = None, datastore: _Text | None = None, seed: int = 0,
     objects: Mapping[str, Policy] | None = None, progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Bench policies live: on the pair and the prompts of recorded runs, or on a pair of which nothing has been
@@ -69,7 +70,8 @@ def bench_servers(
     chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
     system: _Text | None = None, max_new_tokens: int = 128, trust_remote_code: bool = False,
     tokenizer: _Text | None = None, over: _Text | None = None, rounds: int | None = None, seconds: float | None = None,
-    costs_out: _Text | None = None, seed: int = 0, progress: Callable[[str, int, int], None] = ...,
+    at_least: float | None = None, costs_out: _Text | None = None, seed: int = 0,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Bench running servers."""
 

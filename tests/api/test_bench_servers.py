@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from command_line import refusal, rows_of, succeeds
+from command_line import draftgauge, refusal, rows_of, succeeds
 from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, llama_answer, models_page, serving, vllm_answer
 from tiny import save_tiny
@@ -47,6 +47,10 @@ def test_llama_servers(inputs: list[str], llama_servers: list[str], tmp_path: Pa
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 3)
     assert found["fixed:4"]["mismatches"] == 0
     assert found["plain"]["tokens_per_second"] == pytest.approx(7 / 0.08)  # the first token is the prompt's
+    assert found["plain"]["tpot_p90_ms"] == pytest.approx(1e3 * 0.08 / 7)
+    assert benched([*inputs, *llama_servers, "--at-least", "1.9"], tmp_path / "rows.json")["fixed:4"]["reached"]
+    slow = draftgauge(["bench-servers", *inputs, *llama_servers, "--at-least", "2.1"])
+    assert (slow.exit_code, "below --at-least 2.1: fixed:4 at 2.00x" in slow.message) == (1, True)
 
 
 def test_costs_of_servers_are_written(inputs: list[str], llama_servers: list[str], tmp_path: Path) -> None:

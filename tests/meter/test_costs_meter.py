@@ -14,13 +14,14 @@ from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDraft
 from draftgauge.drafters.base import Draft
 from draftgauge.judging.replay import replay
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
-from draftgauge.meter.costs import _above_noise, _curve, rows_of
+from draftgauge.meter.costs import FEWEST_TO_TELL, _above_noise, _curve, rows_of
 from draftgauge.meter.schedule import LEAST_ROUNDS, Bench, Schedule
 from draftgauge.meter.steps import BACKLOGS, KeepsPrompt, Sample
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
+from draftgauge.verification import Sampling
 from synthetic import synthetic_trace
 from timed_work import Clock, TimedDrafter, TimedModel
 from tiny import tiny_model, tokens
@@ -134,6 +135,21 @@ def test_steps_of_the_costs_are_found_in_the_default_time(
         np.testing.assert_allclose(row[1:], 0.008 * np.arange(1, 17), rtol=0.08)
     committed = (1 - 0.9 ** np.arange(1, 18)) / 0.1  # where nine of ten tokens are accepted
     assert (committed / curve.step_seconds(np.arange(17), 40)).argmax() == 3
+
+
+@pytest.mark.filterwarnings("ignore:cost curve")
+def test_long_verifications_are_timed_behind_short_sampled_drafts(
+    pair: tuple[CachedModel, CachedModel], clock: Clock
+) -> None:
+    sampling, generator = Sampling(temperature=1.0), torch.Generator().manual_seed(0)
+    target, draft = slow(pair[0], clock, 0.05, 0.01), slow(pair[1], clock, 0.1, 0.0)
+    drafter = LanguageModelDrafter(draft, sampling=sampling, generator=generator)
+    plan = MeterPlan(TEXT, (40,), gamma_max=8, seconds=20.0, sampling=sampling)
+    curve = measure_costs(target, drafter, plan, np.random.default_rng(0), generator)
+    assert min(curve.measured.samples) >= FEWEST_TO_TELL
+    assert curve.measured.drafts[3:8] == (0,) * 5
+    np.testing.assert_allclose(curve.verify[0], 0.05 + 0.01 * np.arange(1, 10))
+    np.testing.assert_allclose(curve.draft[0], 0.1 * np.arange(9), atol=0.01)
 
 
 def test_what_cannot_be_left_out_is_measured_whatever_the_time(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.arms import DEFAULT_CONSTANT, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
-from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
+from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
 from draftgauge.api.pair import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
@@ -220,7 +220,7 @@ def _bench(
     arms = without_failed(arms)
     if said := answers_warning([arms[0].runs[number][0].tokens for number in range(len(ready))], pair.end_tokens):
         warn(said)
-    rows = bench_rows(arms, ready, pair.compression, compared.over)
+    rows = hold_to(bench_rows(arms, ready, pair.compression, compared.over), request.at_least)
     if busy_note(machine_load()):
         advised = next(row for row in rows if "verdict" in row)
         advised["verdict"] += " The machine was busy meanwhile: measure again on a quiet one before you rely on it."

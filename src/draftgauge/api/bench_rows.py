@@ -22,6 +22,7 @@ from draftgauge.traces.repetition import distinct_share
 
 SAME_RUNS = "same runs"  # a fixed length chosen by the very runs that it is compared on, which favours it
 ASKED = "asked for"
+PERCENTILES = (50, 90, 99)
 NO_FIXED = "no fixed length among the policies"
 
 
@@ -39,6 +40,7 @@ def bench_rows(
     """One flat row for every arm and task (and ``all``); the arm named ``plain`` must be among them.
 
     Rows hold ``policy, compression, task, prompts, tokens_per_step, prefill_seconds``; what cannot be known is None.
+    ``ttft_p50_ms`` is to the first token, ``tpot_p50_ms`` for each further one; ``_p90_ms`` and ``_p99_ms`` too.
     ``source_model`` and ``source_text`` are accepted tokens per step that were drafted, and looked up;
     ``distinct_4grams`` is the share of 4-grams that do not repeat. ``tokens_per_second``, ``ratio_to_plain`` and
     ``gain`` over the arm ``over`` (the fastest fixed length if None) have ``_low`` and ``_high``; ``over_from``,
@@ -78,6 +80,7 @@ def bench_rows(
         for arm in arms:
             speed = timed(arm, chosen)
             runs = [arm.runs[n][0] for n in chosen]
+            usual = [sorted(arm.runs[n], key=lambda run: run.seconds)[(len(arm.runs[n]) - 1) // 2] for n in chosen]
             steps = sum(run.steps for run in runs)
             outputs = [(arm.runs[n][0].tokens, by_name[PLAIN].runs[n][0].tokens) for n in chosen]
             differing = [sum(a != b for a, b in zip_longest(*both)) for both in outputs]
@@ -93,6 +96,8 @@ def bench_rows(
                 "mismatches": sum(differing),
                 "mismatched_prompts": sum(count > 0 for count in differing),
                 "prefill_seconds": float(np.median([run.prefill_seconds for n in chosen for run in arm.runs[n]])),
+                **percentiles("ttft", [run.prefill_seconds for run in usual]),
+                **percentiles("tpot", [run.seconds / run.timed for run in usual if run.timed]),
                 **columns("tokens_per_second", speed.interval()),
                 **columns("ratio_to_plain", speed.over(plain)),
                 "ratio_to_best_transformers": None if outside is None else speed.over(timed(outside, chosen)).estimate,
@@ -107,3 +112,17 @@ def bench_rows(
     pooled = [row for row in rows if row["task"] == ALL_TASKS and row["policy"] in own]
     say_verdict(pooled, command_line(), live=True)
     return rows
+
+
+def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
+    """``NAME_p50_ms`` and so on of prompts, each at its median round; None where no time was told."""
+    known = [1e3 * each for each in seconds if each > 0]
+    return {f"{name}_p{p}_ms": float(np.percentile(known, p)) if known else None for p in PERCENTILES}
+
+
+def hold_to(rows: Sequence[dict[str, Any]], at_least: float | None) -> list[dict[str, Any]]:
+    """The rows; those with a verdict say whether the advised arm ``reached`` a speed over plain decoding."""
+    for row in rows if at_least is not None else ():
+        if "verdict" in row:
+            row |= {"at_least": at_least, "reached": row["ratio_to_plain"] >= at_least}
+    return list(rows)

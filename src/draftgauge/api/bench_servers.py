@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
-from draftgauge.api.bench_rows import ASKED, Reference, bench_rows
+from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
 from draftgauge.api.requests import PLAIN, BenchServersRequest
 from draftgauge.api.verb import verb
@@ -75,7 +75,8 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
             bench_arms([alone], prompts, request.rounds, rng, lambda done, total: None)
         costs_of_arms(engine, arms, alone).save(request.costs_out)
     over = None if request.over is None else Reference(request.over, ASKED)
-    return [row | {"engine": engine} for row in bench_rows(arms, prompts, UNCOMPRESSED, over)]
+    rows = hold_to(bench_rows(arms, prompts, UNCOMPRESSED, over), request.at_least)
+    return [row | {"engine": engine} for row in rows]
 
 
 def _named(servers: Sequence[str]) -> dict[str, str]:

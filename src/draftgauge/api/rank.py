@@ -61,7 +61,21 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     Raises:
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
     """
-    given, folders = _given_costs(request), _run_folders(request)
+    given = _given_costs(request)
+    request, runs, failed = record_alike(request, progress)
+    recorded = {} if not runs else _comparable(runs, given)
+    rows = [] if not runs else rank_rows(recorded)
+    for row in rows:
+        row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
+        row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
+        if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
+            row |= _live(request, request.live, row, recorded[row["drafter"]][1], progress)
+    return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
+
+
+def record_alike(request: RankRequest, progress: Progress) -> tuple[RankRequest, dict[str, Run], dict[str, str]]:
+    """Record every drafter along the first one's outputs; the request with its target, runs and errors by drafter."""
+    folders = _run_folders(request)
     target, *others = dict.fromkeys(target_of(_pair_spec(request, drafter)) for drafter in folders)
     if others:
         raise DraftgaugeError(f"these drafters are for {target} and {others[0]}: name one target with --target")
@@ -93,14 +107,7 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
             with left_out(drafter):
                 _record(request, drafter, run, next(iter(runs.values()), None), progress)
                 runs[drafter] = Run(run)
-    recorded = {} if not runs else _comparable(runs, given)
-    rows = [] if not runs else rank_rows(recorded)
-    for row in rows:
-        row["run"] = None if row["drafter"] == NO_DRAFT else str(runs[row["drafter"]])
-        row["weights_mib"] = 0.0 if row["run"] is None else _weights_mib(runs[row["drafter"]])
-        if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
-            row |= _live(request, request.live, row, recorded[row["drafter"]][1], progress)
-    return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
+    return request, runs, failed
 
 
 def _live(
@@ -232,6 +239,16 @@ def _answers(trace: Trace) -> dict[AskedPrompt, Answer]:
 
 def _comparable(runs: Mapping[str, Run], given: Mapping[str, CostCurve]) -> dict[str, tuple[Trace, CostCurve]]:
     """Traces of the same prompts and outputs, with costs."""
+    traces = same_outputs(runs)
+    measured = given or {drafter: run.costs for drafter, run in runs.items()}
+    if len(places := {f"{of.engine} on {of.device}" for of in measured.values()}) > 1:
+        raise DraftgaugeError(f"costs were measured with {' and '.join(sorted(places))}: rank again with --measure")
+    costs = given or on_one_target(measured)
+    return {drafter: (trace, costs[drafter]) for drafter, trace in traces.items()}
+
+
+def same_outputs(runs: Mapping[str, Run]) -> dict[str, Trace]:
+    """Traces of the prompts to which all runs have the same output."""
     traces = {drafter: run.trace for drafter, run in runs.items()}
     outputs = {drafter: _answers(trace) for drafter, trace in traces.items()}
     first = next(iter(outputs.values()))
@@ -240,12 +257,8 @@ def _comparable(runs: Mapping[str, Run], given: Mapping[str, CostCurve]) -> dict
         warn(f"{len(shared)} of {max(map(len, outputs.values()))} prompts have the same output in every run, and count")
     if not shared:
         raise TraceError("the runs have no output in common: rank into a new folder")
-    measured = given or {drafter: run.costs for drafter, run in runs.items()}
-    if len(places := {f"{of.engine} on {of.device}" for of in measured.values()}) > 1:
-        raise DraftgaugeError(f"costs were measured with {' and '.join(sorted(places))}: rank again with --measure")
-    costs = given or on_one_target(measured)
     return {
-        drafter: (select(trace, [(p.index, p.prompt_token) in shared for p in trace.prompts]), costs[drafter])
+        drafter: select(trace, [(p.index, p.prompt_token) in shared for p in trace.prompts])
         for drafter, trace in traces.items()
     }
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.api.prompts import prompt_file
+from draftgauge.api.rank import record_alike, same_outputs
 from draftgauge.api.report import REPORT_NAME
-from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
+from draftgauge.api.requests import (
+    CostSpec,
+    DraftSpec,
+    OutputSpec,
+    PromptSpec,
+    RankRequest,
+    StudyKvshotRequest,
+    StudySpeckvRequest,
+)
 from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.provenance import command_line, environment
+from draftgauge.studies.kvshot.decay import DEPTHS, MAX_NEW_TOKENS, decay_rows
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import make_study
@@ -34,6 +45,8 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
         written.
     """
     out = request.out
+    if request.decay:
+        return StudyOutcome(_decay(request, progress), {})
     training = TrainingSpec(
         target=request.teacher.target, prompts=request.teacher.prompts, device=request.machine.device
     )
@@ -49,6 +62,24 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
     validation = None if study.tuning is None else prompt_file(study.tuning.prompts)
     outcome = run_study(study, out, prompts, validation, request.workers, progress)
     return _reported(request, outcome)
+
+
+def _decay(request: StudyKvshotRequest, progress: Progress) -> list[dict[str, Any]]:
+    """Rows of :func:`~draftgauge.studies.kvshot.decay.decay_rows`; each drafter has a run below the folder."""
+    asked = RankRequest(
+        drafters=request.decay,
+        target=request.teacher.target,
+        out=request.out,
+        prompts=PromptSpec(prompts=request.held_out, limit=request.decay_prompts, long_prompts="truncate"),
+        output=OutputSpec(max_new_tokens=MAX_NEW_TOKENS),
+        drafts=DraftSpec(gamma_max=DEPTHS),
+        costs=CostSpec(cost_seconds=0),
+        machine=request.machine,
+    )
+    _, runs, failed = record_alike(asked, progress)
+    if failed:
+        raise DraftgaugeError(f"{next(iter(failed))}: {next(iter(failed.values()))}")
+    return decay_rows(same_outputs(runs))
 
 
 def _reported(request: StudyKvshotRequest, outcome: StudyOutcome) -> StudyOutcome:

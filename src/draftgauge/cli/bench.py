@@ -6,7 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from draftgauge.api.requests import BenchRequest, BenchServersRequest
-from draftgauge.cli.console import by_target, console, label, progress, say, show_table, show_verdicts, source_columns
+from draftgauge.cli.console import (
+    IncompleteError,
+    by_target,
+    console,
+    fail,
+    label,
+    progress,
+    say,
+    show_table,
+    show_verdicts,
+    source_columns,
+)
 from draftgauge.core.load import describe_load, machine_load
 
 COLUMNS = {
@@ -14,6 +25,10 @@ COLUMNS = {
     "recommended": "advised",
     "ratio_to_plain": "x plain [95%]",
     "tokens_per_second": "tokens/s",
+    "tpot_p50_ms": "ms a token, median",
+    "tpot_p90_ms": "p90",
+    "ttft_p50_ms": "ms to the first, median",
+    "ttft_p90_ms": "p90",
     "tokens_per_step": "tokens/step",
     "mismatches": "mismatches",
     "gain": "gain [95%]",
@@ -50,4 +65,8 @@ def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[
         say(f"Up to {differing} outputs differ from plain decoding's: {cause}. In float32 they are the same.")
     console.print(describe_load(machine_load()), highlight=False)
     show_verdicts(pooled)
+    if short := [row for row in pooled if row.get("reached") is False]:
+        figures = ", ".join(f"{row['policy']} at {row['ratio_to_plain']:.2f}x ({label(row)})" for row in short)
+        fail(f"below --at-least {request.at_least:g}: {figures}")
+        raise IncompleteError(rows)
     return rows

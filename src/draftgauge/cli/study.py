@@ -13,6 +13,11 @@ POOLED = named("drafter", "alpha_1", "alpha_4", "alpha_7", "retention", "agreeme
     "live_mat": "MAT, live",
     "tree_mat": "MAT, trees",
 }
+DECAY = named("drafter", *(f"alpha_{depth}" for depth in range(1, 8))) | {
+    "compared_depth": "compared at depth",
+    "loss": "lost there [95%]",
+    "retention": "retention [95%]",
+}
 PLAN = named("stage", "runs", "left") | {"steps": "steps a run"} | named("hours", "hours_left")
 VERDICTS = {
     "prediction": "",
@@ -42,10 +47,15 @@ SPEED = {"compression": "target", "gamma": "gamma", "tokens_per_second": "measur
 def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
     from draftgauge.api.report import REPORT_NAME
     from draftgauge.api.study import study_kvshot
+    from draftgauge.studies.kvshot.decay import decay_said
     from draftgauge.studies.kvshot.results import summary
 
     with progress() as advance:
         outcome = study_kvshot(request, progress=advance)
+    if request.decay:
+        show_table("Acceptance by depth, the drafter that loses most first", outcome.rows, DECAY)
+        console.print(decay_said(outcome.rows), highlight=False)
+        return outcome.rows
     if request.plan:
         show_table("Before anything starts", outcome.rows, PLAN)
         if said := busy_note(machine_load()):

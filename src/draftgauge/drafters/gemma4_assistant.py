@@ -4,8 +4,8 @@ A draft begins with the last committed token and the target's state at the token
 layer attends to what the target's last storing layer of its kind (sliding or full attention) holds of the processed
 text. The assistant keeps nothing: its own state goes from step to step, and text and position stay as they are.
 
-Engines turn the queries to different positions: transformers, llama.cpp and mlx-vlm to the last committed token's
-(``bonus``), vLLM and SGLang to that of the last processed one (``processed``). ``FOLDER:position=processed`` sets it.
+Engines turn the queries to different positions. The default, ``bonus``, is the last committed token's, as in
+transformers and llama.cpp. ``FOLDER:position=processed`` is that of the last processed token, as in vLLM and SGLang.
 
 Letters in shapes: ``R`` rows, ``T`` positions of the text, ``H`` the target's hidden size, ``d`` the assistant's.
 """
@@ -40,8 +40,12 @@ POSITIONS = {"bonus": 1, "processed": 0}  # of the queries, from the last proces
 
 
 class Sight(NamedTuple):
-    """What drafts from consecutive anchors see, by kind of layer: keys and values ``[1, KV, T, D]``; masks
-    ``[1, 1, R, T]`` to add to scores, or None where one row sees all; the queries' positions ``[1, R]``.
+    """What drafts from consecutive anchors see, by kind of layer.
+
+    Attributes:
+        shared: keys and values ``[1, KV, T, D]``.
+        masks: ``[1, 1, R, T]`` to add to scores, None where one row sees all.
+        positions: ``[1, R]`` of the queries.
     """
 
     shared: dict[str, tuple[Tensor, ...]]

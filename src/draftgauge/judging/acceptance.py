@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftgauge.judging.evaluate import Row, task_masks
 from draftgauge.judging.positions import prompt_of_rows, sum_by_prompt
@@ -29,11 +31,7 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
         chances, and ``positions`` is an average.
     """
     conversation = conversations(trace)
-    number, count = conversation[prompt_of_rows(trace)], int(conversation.max()) + 1
-    reach, acceptance = map(np.nan_to_num, path_chances(trace))
-    both = reach * acceptance
-    reached = [sum_by_prompt(number, column, count) for column in reach.T]  # by depth, each [conversations]
-    accepted = [sum_by_prompt(number, column, count) for column in both.T]
+    reached, accepted = sums_by_depth(trace)
     rows: list[Row] = []
     for task, mask in task_masks(trace):
         chosen = np.unique(conversation[mask])
@@ -49,6 +47,15 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
                 }
             )
     return rows
+
+
+def sums_by_depth(trace: Trace) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """How many drafts reached each depth, and of how many the token there was accepted: ``[conversations]`` each."""
+    conversation = conversations(trace)
+    number, count = conversation[prompt_of_rows(trace)], int(conversation.max()) + 1
+    reach, acceptance = map(np.nan_to_num, path_chances(trace))
+    reached, accepted = ([sum_by_prompt(number, part, count) for part in of.T] for of in (reach, reach * acceptance))
+    return reached, accepted
 
 
 def _defined(value: float) -> float | None:

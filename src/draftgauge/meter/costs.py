@@ -157,10 +157,10 @@ def measure_costs(
     schedule = scheduled(benches, plan.gamma_max, plan.seconds, time.perf_counter() - begun, overlaps)
     benches[0].samples.clear()  # the first steps may be slow for being the first
     expected = max(plan.seconds, schedule.seconds, 1e-9)
-    rounds, took = 0, list[float]()
+    rounds, took, spent = 0, list[float](), 0.0
     while True:
         started = time.perf_counter()
-        if rounds and rounds % LEAST_ROUNDS == 0:
+        if rounds and rounds % LEAST_ROUNDS == 0 and spent + 2 * max(took) < plan.seconds:
             origin = int(rng.integers(len(text)))
         for bench in schedule.benches[:: 1 if rounds % 2 else -1]:  # to and fro, as shorter contexts begin longer ones
             run(bench, one_round(schedule, rounds, rng, overlaps), schedule.plain_steps)

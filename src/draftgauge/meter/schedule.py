@@ -55,12 +55,17 @@ def scheduled(benches: list[Bench], longest: int, seconds: float, spent: float, 
     every = tuple(range(longest + 1))
     doubling = tuple(length for length in every if length & (length - 1) == 0 or length == longest)
     fewest = tuple(sorted({0, 1, longest}))
+    # Rows in fours are full behind three drafted tokens, and begin anew behind four.
     near = tuple(n for n in every if n <= NEAR or n % 4 in (0, 3) or n == longest)
+    nearer, nearest = (
+        tuple(n for n in near if n in few or n == longest) for few in (range(NEAR + 1), (*range(5), 7, 8))
+    )
     # A draft that runs under the launches of the verification is no draft of one token that is filled up.
-    wide, narrow = (doubling, doubling if overlaps else near), (fewest, fewest if overlaps else near)
+    wide = (doubling, doubling if overlaps else near)
+    narrow = [(fewest, verified) for verified in ((near, nearer, nearest, fewest) if not overlaps else (fewest,))]
     ends, one = [benches[0], benches[-1]] if len(benches) > 1 else benches, benches[:1]
-    choices = ((benches, (every, every)), (benches, wide), (ends, wide), (one, wide), (one, narrow))
-    for some, (drafted, verified) in (*choices, (one, (fewest, fewest))):
+    choices = [(benches, (every, every)), (benches, wide), (ends, wide), (one, wide)]
+    for some, (drafted, verified) in choices + [(one, lengths) for lengths in narrow]:
         plain_steps = PLAIN_STEPS if drafted == every else FEW_PLAIN_STEPS
         schedule = Schedule(some, drafted, verified, plain_steps, 0.0)
         rounds = [[Asked(1, 1), *one_round(schedule, number, np.random.default_rng(0), overlaps)] for number in (1, 2)]

@@ -213,12 +213,13 @@ class BenchRequest:
     baselines: bool = option(True, help="also run transformers' generate(), with hf- rules' values too.")
     rounds: int | None = option(None, help="how often every policy decodes every prompt; 3 in 3 minutes if left out.")
     seconds: float | None = option(None, help="start no further prompt after this time.")
+    at_least: float | None = option(None, help="exit with 1 where the advised setting is below this many x plain.")
     datastore: Path | None = option(None, help=EARLIER)
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
         at_least_one(self, "rounds")
-        positive(self, "seconds")
+        positive(self, "seconds", "at_least")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,12 +235,13 @@ class BenchServersRequest:
     over: str | None = option(None, help="the setting to state gains over; the fastest fixed length if left out.")
     rounds: int | None = option(None, help="how often every server decodes every prompt; 3 in 3 minutes if left out.")
     seconds: float | None = option(None, help="start no further prompt after this time.")
+    at_least: float | None = option(None, help="exit with 1 where the advised setting is below this many x plain.")
     costs_out: Path | None = option(None, help="write what a step costs; draft=URL serves the draft model by itself.")
     randomness: SeedSpec = SeedSpec()
 
     def __post_init__(self) -> None:
         at_least_one(self, "rounds")
-        positive(self, "seconds")
+        positive(self, "seconds", "at_least")
         if self.prompts.turns > 1:
             raise DraftgaugeError("servers are asked single turns only: leave out --turns, or bench the pair itself")
 

@@ -88,6 +88,10 @@ class StudyKvshotRequest:
     out: Path = option(help="folder of the study; run again with the same folder to resume.")
     plan: bool = option(False, help="print the trainings and hours of the study, and run nothing.")
     so_far: bool = option(False, help="rows and report of what is finished; train nothing.")
+    decay: tuple[str, ...] = option(
+        (), help="train nothing, and record acceptance by depth of these drafters, separated by commas, on one target."
+    )
+    decay_prompts: int = option(16, help="prompts that --decay records at most, the first of every task in turn.")
     preset: str = option(
         "smoke",
         help="'smoke', 'quick', 'depth' (and deeper KV drafters), 'width' (at equal width), 'remedies', 'block' (token "
@@ -104,6 +108,10 @@ class StudyKvshotRequest:
             raise DraftgaugeError(f"seeds must be at least 2, to show how much they differ, not {self.seeds}")
         if self.plan and self.so_far:
             raise DraftgaugeError("choose --plan (what is left to do) or --so-far (what is done), not both")
+        if self.decay and (self.plan or self.so_far):
+            raise DraftgaugeError("--decay records drafters that are trained: leave out --plan and --so-far")
+        check_each_once("drafter", self.decay)
+        at_least_one(self, "decay_prompts")
 
 
 @dataclass(frozen=True, kw_only=True)
