@@ -98,8 +98,7 @@ def layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple[
 
 
 def mtp_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[str, float]:
-    """The same of an MTP head as its family has it, then with the state on the other side of the target's final norm,
-    and with both inputs exchanged."""
+    """The same of an MTP head, read as its family is, across the target's final norm, and with inputs exchanged."""
     pair = load_pair_of(manifest, spec)
     assert isinstance(pair.draft_source, MtpSource)
     source, net = pair.draft_source, pair.draft_source.net
