@@ -82,18 +82,18 @@ class MtpChain(NamedTuple):
 
     Attributes:
         depth: tokens taken in.
-        begin: ``[R, D, H]`` the states of each head at the anchor.
+        begin: ``[R, D, H]`` the states of each head at the anchor; None where one is used again.
         states: ``[R, rows, H]`` those of the last depth.
-        drafted: ``[R, depth]`` tokens.
+        drafted: ``[R, depth]`` tokens; None where one head is used again.
         anchors: ``[R]`` places.
         own: keys and values of a reused head, by depth, and their places ``[R]``, of drafts that grow together.
         together: whether drafts grow together; a single one is written behind the anchors instead.
     """
 
     depth: int
-    begin: Tensor
+    begin: Tensor | None
     states: Tensor
-    drafted: Tensor
+    drafted: Tensor | None
     anchors: Tensor
     own: tuple[tuple[tuple[KeysValues, ...], Tensor], ...]
     together: bool
@@ -155,12 +155,12 @@ class MtpNet(DrafterNet):
     @torch.inference_mode()
     def run(self, cache: AnchorCache, chain: MtpChain, tokens: Tensor) -> tuple[Tensor, MtpChain]:
         """One more depth, for a token ``[R]`` of each draft: logits ``[R, V]`` and the longer drafts."""
-        depth, drafted = chain.depth + 1, torch.cat((chain.drafted, tokens[:, None]), 1)
-        number, own = 0, chain.own
-        if self.layout.longest is None:
+        depth, drafted, number, own = chain.depth + 1, None, 0, chain.own
+        if chain.begin is None or chain.drafted is None:
             taken, states, places = tokens[:, None], chain.states, (chain.anchors + depth)[:, None]
         else:  # this depth's head takes in all drafted tokens
-            number, taken, own = depth, drafted, ()
+            taken = drafted = torch.cat((chain.drafted, tokens[:, None]), 1)
+            number, own = depth, ()
             states = torch.cat((chain.begin[:, depth - 1 : depth], chain.states), 1)
             places = chain.anchors[:, None] + torch.arange(1, depth + 1, device=tokens.device)
         rows = taken.flatten(), states.flatten(0, 1), places.flatten()
@@ -177,9 +177,11 @@ class MtpNet(DrafterNet):
         self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
     ) -> MtpBranches:
         anchors = torch.arange(first, first + len(begin), device=begin.device)
-        # A reused head goes on from its state; several heads begin with those of the anchor.
-        states = begin[:, :1] if self.layout.longest is None else begin[:, :0]
-        chain = MtpChain(0, begin, states, anchors.new_empty(len(begin), 0), anchors, (), run is None)
+        if self.layout.longest is None:  # which goes on from its own state
+            chain = MtpChain(0, None, begin, None, anchors, (), run is None)
+        else:
+            nothing = anchors.new_empty(len(begin), 0)
+            chain = MtpChain(0, begin, begin[:, :0], nothing, anchors, (), run is None)
         return MtpBranches(self.logits(begin[:, 0]), chain, run or partial(self.run, cache))
 
     def logits(self, states: Tensor) -> Tensor:
