@@ -19,7 +19,9 @@ MODEL, WEIGHTS = "openvino_model.xml", "openvino_model.bin"
 
 
 def need_openvino() -> Any:
-    return pytest.importorskip("openvino", reason="needs OpenVINO: pip install 'draftgauge[openvino]'")
+    for name in ("openvino_genai", "openvino"):
+        module = pytest.importorskip(name, reason="needs OpenVINO: pip install 'draftgauge[openvino]'")
+    return module
 
 
 def twin() -> PreTrainedModel:

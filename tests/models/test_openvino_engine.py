@@ -183,6 +183,8 @@ def test_the_verbs_take_openvino_folders(folders: dict[str, Path], tmp_path: Pat
         {row["policy"]: row["tokens_per_step"] for row in rows if row["task"] == "all"} for rows in (replayed, live)
     ]
     assert steps[0]["fixed:2"] > 1
+    beside = {row["policy"]: row["mismatches"] for row in live if row["policy"].startswith("genai")}
+    assert beside == dict.fromkeys(("genai-generate", "genai-prompt-lookup:5", "genai-assisted:5"), 0)
     assert steps[0]["fixed:2"] == pytest.approx(steps[1]["fixed:2"])
     succeeds("advise", run, "--json", tmp_path / "advice.json")
     (advised,) = [row for row in rows_of(tmp_path / "advice.json") if row["recommended"]]

@@ -12,6 +12,7 @@ from draftgauge.api.arms import DEFAULT_CONSTANT, BenchPrompt, bench_arms, own_a
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
+from draftgauge.api.genai_arms import genai_arms
 from draftgauge.api.pair import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
 from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
@@ -213,6 +214,7 @@ def _bench(
     if request.baselines:
         length_over = PolicySpec.of(compared.over.arm).length if compared.over else None
         arms += transformers_arms(pair, length, length_over or DEFAULT_CONSTANT, list(made))
+        arms += genai_arms(pair, length, length_over or DEFAULT_CONSTANT)
     ready = [BenchPrompt(tokens, prompt.task, prompt.index // request.prompts.turns) for prompt, tokens in prompts]
     rng = generator(request.randomness.seed, "bench", pair.compression)
     told = partial(progress, f"bench {pair.compression}")

@@ -36,6 +36,9 @@ BESIDE_POLICIES = {
     "transformers-assisted": "generate(assistant_model=...) of transformers, at its defaults or the values named",
     "transformers-assisted-constant": "generate(assistant_model=...) of transformers at a constant length",
     "transformers-prompt-lookup": "generate(prompt_lookup_num_tokens=...) of transformers",
+    "genai-generate": "LLMPipeline of OpenVINO GenAI, no draft",
+    "genai-assisted": "LLMPipeline(draft_model=...) of OpenVINO GenAI at a constant length",
+    "genai-prompt-lookup": "LLMPipeline(prompt_lookup=True) of OpenVINO GenAI at a constant length",
 }
 
 
@@ -108,7 +111,7 @@ def judge_run(
     own = [(mine, row) for mine, row in rated if mine["compression"] == trace.compression]
     live = {(mine["task"], mine["policy"]): mine for mine, _ in own}
     pooled = [row for mine, row in own if mine["task"] == ALL_TASKS and "prompts" in row and "recommended" in row]
-    pooled = [row for row in pooled if not row["policy"].startswith("transformers")]
+    pooled = [row for row in pooled if not row["policy"].startswith(("transformers", "genai"))]
     arms: dict[str, Policy | Replay] = {
         PolicySpec.fixed(gamma).text: outcome for gamma, outcome in enumerate(replay_fixed_all(trace, costs))
     }

@@ -21,7 +21,14 @@ from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
-from draftgauge.models.engines.openvino_folder import MODEL, check_files, check_graph, generation_settings
+from draftgauge.models.engines.openvino_folder import (
+    FIRST,
+    MODEL,
+    check_files,
+    check_graph,
+    generation_settings,
+    logits_from_a_row,
+)
 from draftgauge.models.spec import check_context, check_starts, context_of, read_configuration
 from draftgauge.models.vocabulary import end_tokens
 
@@ -50,6 +57,7 @@ class OpenvinoModel:
         try:
             model = core.read_model(folder / MODEL)
             check_graph(model, text, folder)
+            self._sliced = logits_from_a_row(model)
             self._request = core.compile_model(model, "CPU", settings).create_infer_request()
         except RuntimeError as error:
             said = " ".join(str(error).split())
@@ -94,7 +102,8 @@ class OpenvinoModel:
             count = chunk.shape[1]
             self._live = np.append(self._live, np.ones(count, np.int64))
             positions = np.arange(self._length, self._length + count)[None]
-            logits = self._infer(chunk, self._live[None], positions, np.zeros(1, np.int32))
+            first = count - 1 if last_only else 0
+            logits = self._infer(chunk, self._live[None], positions, np.zeros(1, np.int32), first)
             self._length += count
             if not last_only or begin + count == len(ids):
                 rows.append(torch.from_numpy(np.array(logits[0, -1:] if last_only else logits[0])))
@@ -107,10 +116,17 @@ class OpenvinoModel:
         self._branches = _Branches(self, starts.numpy())
         return self._branches
 
-    def _infer(self, ids: Ints, mask: Ints, positions: Ints, rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Logits ``[batch, k, vocabulary]``, overwritten by the next pass; ``rows`` are the state's to go on with."""
+    def _infer(
+        self, ids: Ints, mask: Ints, positions: Ints, rows: NDArray[np.int32], first: int = 0
+    ) -> NDArray[np.float32]:
+        """Logits ``[batch, k, vocabulary]``, overwritten by the next pass, of the last ``k - first`` tokens if it can.
+
+        ``rows`` are those of the state to go on with.
+        """
         ids = np.ascontiguousarray(ids)
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "beam_idx": rows}
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "beam_idx": rows}
+        if self._sliced:
+            inputs[FIRST] = np.array([first], np.int64)
         self._request.infer(inputs, share_inputs=True)
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
@@ -14,6 +15,7 @@ from draftgauge.models.folder import check_pointers, read_mapping
 MODEL, WEIGHTS = "openvino_model.xml", "openvino_model.bin"
 OF_IMAGES = "openvino_language_model.xml"  # of a model that sees images, beside its other parts
 EXPORT = "optimum-cli export openvino --model MODEL --task text-generation-with-past FOLDER"
+FIRST = "first_row"
 INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
 
 
@@ -60,6 +62,25 @@ def check_graph(model: Any, config: PreTrainedConfig, folder: Path) -> None:
             f"{folder} attends to windows of {window or 'some'} tokens, in which OpenVINO counts tokens that were "
             "rolled back: choose a model with full attention in every layer, or the folder it was exported from"
         )
+
+
+def logits_from_a_row(model: Any) -> bool:
+    """Give the graph an input :data:`FIRST`, the row from which logits are computed, and say whether that was possible.
+
+    Of a long prompt only the last row is asked for, and the head is the largest matrix of a small model.
+    """
+    from openvino import opset15 as ops
+
+    head = model.output("logits").get_node().input_value(0).get_node()
+    if head.get_type_name() != "MatMul" or head.input(0).get_partial_shape().rank.get_length() != 3:
+        return False
+    first = ops.parameter([1], np.int64, name=FIRST)
+    first.output(0).set_names({FIRST})
+    end, step, rows = (ops.constant([value], np.int64) for value in (2**31 - 1, 1, 1))
+    head.input(0).replace_source_output(ops.slice(head.input_value(0), first, end, step, rows).output(0))
+    model.add_parameters([first])
+    model.validate_nodes_and_infer_types()
+    return True
 
 
 def generation_settings(folder: Path) -> SimpleNamespace:
