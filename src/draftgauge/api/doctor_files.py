@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from draftgauge.api.doctor_checks import CHECKPOINT, MTP, UNKNOWN, Evidence
 from draftgauge.api.pair import load_pair_of, target_of
@@ -104,7 +105,8 @@ def mtp_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[str, flo
     source, net = pair.draft_source, pair.draft_source.net
     rates: dict[str, float] = {}
     for name in ("", "after_norm", "hidden_first"):
-        family = replace(net.family, **{name: not getattr(net.family, name)} if name else {})
+        other: dict[str, Any] = {name: not getattr(net.family, name)} if name else {}
+        family = replace(net.family, **other)
         source.net = net.read_as(family, pair.target.module)
         drafter = source.drafter(pair.target, pair.taps, Drafting(pair.end_tokens))
         order = "state, then embedding" if family.hidden_first else "embedding, then state"

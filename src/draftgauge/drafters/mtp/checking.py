@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -23,9 +23,9 @@ class HeadFaults(NamedTuple):
     """In words; empty where nothing is wrong, None where it cannot be told."""
 
     missing: str
-    quantised: str | None = None
-    shifted: str | None = None
-    made_for: str | None = None
+    quantised: Any = None
+    shifted: Any = None
+    made_for: Any = None
 
 
 def head_faults(source: str | Path, text: PreTrainedConfig, target: str | Path) -> HeadFaults:

@@ -130,7 +130,7 @@ class MtpNet(DrafterNet):
 
         like = self.heads[0].projection
         place = torch.zeros(1, dtype=torch.int64, device=like.device)
-        self._layers(self.heads[0], like.new_zeros(1, like.shape[0]), place, place[None] == 0, place[None], take)
+        self._decoded(self.heads[0], like.new_zeros(1, like.shape[0]), place, place[None] == 0, place[None], take)
         return found
 
     def begin(self) -> MtpCache:
@@ -207,7 +207,8 @@ class MtpNet(DrafterNet):
         self, cache: AnchorCache, number: int, rows: tuple[Tensor, Tensor, Tensor], chain: MtpChain
     ) -> tuple[Tensor, tuple[KeysValues, ...]]:
         """The same for drafts that grow together: each sees the places up to its anchor, and its own tokens."""
-        many, new = len(chain.anchors), []
+        many = len(chain.anchors)
+        new: list[KeysValues] = []
         draft = torch.arange(many, device=rows[2].device)
         own = draft.repeat_interleave(len(rows[2]) // many)
         columns = torch.arange(cache.capacity, device=draft.device)
@@ -241,10 +242,10 @@ class MtpNet(DrafterNet):
             embedded = embedded * (places > 0)[:, None]
         both = [head.embedding(embedded), head.hidden(states)]
         joined = F.linear(torch.cat(both[::-1] if self.family.hidden_first else both, -1), head.projection)
-        states = self._layers(head, joined, places, visible, columns, take)
+        states = self._decoded(head, joined, places, visible, columns, take)
         return head.norm(states) if self.family.passes_normed else states
 
-    def _layers(
+    def _decoded(
         self, head: Head, states: Tensor, places: Tensor, visible: Tensor, columns: Tensor, take: Take
     ) -> Tensor:
         mask: Any = _additive(visible, states)
