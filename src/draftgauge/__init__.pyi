@@ -28,6 +28,7 @@ def advise(
     folder: _Text | None = None, engine: _Text = 'draftgauge', costs: _Text | None = None, url: _Text | None = None,
     requests: _Text | None = None, policies: _Text | Sequence[_Text] = (), *, tasks: _Text | Sequence[_Text] = (),
     split: _Text | None = None, batch: int | None = None, settings: _Text | None = None,
+    export_acceptance: _Text | None = None,
 ) -> Rows:
     """Say whether to speculate in an engine, and with which length or rule."""
 
@@ -222,9 +223,10 @@ def rank(
     chat_template_args: Mapping[str, Any] | _Text = '', system: _Text | None = None, max_new_tokens: int = 128,
     gamma_max: int = 16, seed: int = 0, cost_seconds: float = 15.0, measure: bool = False,
     costs_of: _Text | Sequence[_Text] = (), costs_engine: _Text = 'draftgauge', live: int | None = None,
-    device: _Text | None = None, trust_remote_code: bool = False, tokenizer: _Text | None = None,
-    engine: _Text = 'auto', device_map: _Text | None = None, draft_device: _Text | None = None,
-    allow_pickle: bool = False, progress: Callable[[str, int, int], None] = ...,
+    setups: _Text | Sequence[_Text] = (), seconds: float | None = None, device: _Text | None = None,
+    trust_remote_code: bool = False, tokenizer: _Text | None = None, engine: _Text = 'auto',
+    device_map: _Text | None = None, draft_device: _Text | None = None, allow_pickle: bool = False,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Record every drafter over the same outputs of a target, and rank them by speed at the best setting of each."""
 

@@ -82,7 +82,7 @@ def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: l
         ("svip:scale=-1", "scale must be above 0"),
         ("svip:tokens=0", "tokens must be at least 1"),
         ("speckv:compression=int3", "which int3 does not say: name speckv:compression=nf4"),
-        ("sglang-adaptive:candidates=0,3", "lengths of at least 1, not 0"),
+        ("sglang-adaptive:candidates=-1,3", "lengths of at least 0, not -1"),
         ("sglang-adaptive:smoothing=2", "smoothing must be 0 to 1"),
         ("sglang-adaptive:every=0", "every must be at least 1"),
         ("vllm:refit=0", "refit must be at least 1"),

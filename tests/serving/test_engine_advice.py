@@ -14,7 +14,7 @@ import pytest
 from draftgauge.judging.replay import plain_replay, replay, replay_lengths
 from draftgauge.judging.splits import Design
 from draftgauge.policies.spec import make_policy
-from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length
+from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length, thresholds
 from draftgauge.serving.engines import ENGINES, PLAIN, Deployment, engine_of, settings_document
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.trace import Trace
@@ -230,6 +230,20 @@ def test_drafters_of_a_target_s_own_and_those_that_fill_masks() -> None:
     assert "--spec-draft-model" not in llama
     config = json.loads(option(shlex.split(engine_of("vllm").flags("fixed:6", pard)), "--speculative-config"))
     assert config == {"method": "draft_model", "model": "masks", "parallel_drafting": True, "num_speculative_tokens": 6}
+
+
+def test_throughput_is_said_either_side_of_a_change_of_length(trace: Trace) -> None:
+    design, costs = Design("all", trace, None), engine_costs(0.05, 0.02, batches=(1, 4, 32))
+    curves = {batch: costs.curve(batch) for batch in costs.batches}
+    lengths = {batch: best_length(design, curve) for batch, curve in curves.items()}
+    said = thresholds(design, curves, lengths)
+    assert said is not None
+    assert lengths[1] > lengths[32]
+    run = replay_lengths(trace, np.full(trace.positions, lengths[4]), curves[4])
+    rate = 4 * run.committed.sum() / run.seconds.sum()
+    assert f"{rate:.0f} with {lengths[4]} and" in said
+    assert "at 32 requests" in said
+    assert thresholds(design, curves, dict.fromkeys(curves, 2)) is None
 
 
 def test_settings_as_files() -> None:

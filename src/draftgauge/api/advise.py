@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
 from draftgauge.judging.contexts import advice_by_context
-from draftgauge.judging.replay import can_replay, replay_lengths
+from draftgauge.judging.evaluate import ALL_TASKS
+from draftgauge.judging.replay import can_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import verdict_of
@@ -34,6 +35,8 @@ from draftgauge.serving.advice import (
     best_length,
     cost_ranges,
     flags_of,
+    server_row,
+    thresholds,
 )
 from draftgauge.serving.counters import SpeculationCounts, read_counts, standard_errors, tokens_per_step
 from draftgauge.serving.engines import (
@@ -45,6 +48,7 @@ from draftgauge.serving.engines import (
     setting_length,
     settings_document,
 )
+from draftgauge.serving.exchange import acceptance_document, acceptance_of, conditional
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
@@ -60,7 +64,15 @@ COLUMNS = (
     *("tokens_per_step", "drafted_per_step", "acceptance_rate", "pays_below", "best_from", "best_below"),
     # of the recommended one only
     *("verdict", "known", "flags", "length_only", "best_length", "by_batch", "drawn", "recorded_with"),
-    *("alpha_1", "acceptance_to_pay", "at_batch", "at_context", "server_tokens_per_step", "expected_tokens_per_step"),
+    *(
+        "alpha_1",
+        "acceptance_to_pay",
+        "at_batch",
+        "at_context",
+        "thresholds",
+        "server_tokens_per_step",
+        "expected_tokens_per_step",
+    ),
 )
 
 
@@ -107,7 +119,8 @@ def advise(request: AdviseRequest) -> list[Row]:
         The recommended one also has ``flags``, ``verdict`` in words and whether it is ``known``
         (:class:`~draftgauge.judging.verdict.Verdict`). ``length_only``: the flags change only the length of a server
         whose drafter is not known. ``best_length``; ``by_batch`` (best lengths as JSON); ``at_batch`` (rules that adapt
-        to the load, in words); ``at_context`` (lengths by context, in words, where they differ). ``alpha_1`` is the
+        to the load, in words); ``at_context`` (lengths by context, in words, where they differ);
+        ``thresholds`` (throughput either side of batch sizes at which the length changes). ``alpha_1`` is the
         first drafted token's acceptance, ``acceptance_to_pay`` the least constant chance at which some length pays.
         ``drawn`` is the drawn share of an imported trace. ``server_tokens_per_step`` is a running server's,
         ``expected_tokens_per_step`` what the run expects at its length. ``recorded_with`` has options of
@@ -121,6 +134,8 @@ def advise(request: AdviseRequest) -> list[Row]:
     engine = engine_of(request.engine)
     if request.folder is not None and request.requests is not None:
         raise DraftgaugeError("advice is from a recorded run or from --requests, not from both: leave one out")
+    if request.export_acceptance is not None:
+        require_writable_file(request.export_acceptance)
     if request.settings is not None:
         if engine.loop:
             raise DraftgaugeError(f"{engine.name} takes its setting as an argument, not from a file: no --settings")
@@ -168,10 +183,11 @@ def _before_costs(request: AdviseRequest, engine: Engine, run: Run, counts: Spec
     trace, costs = run.read(request.judged.tasks)
     design = design_of(trace, request.judged.split)
     judged, said = provisional(design.trace, costs, engine, run)
-    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | row for row in judged]
+    rows: list[Row] = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | row for row in judged]
     best = next(row for row in rows if row["recommended"])
-    best |= _server_row(design, counts) | {"recorded_with": shlex.join(deployment.options) or None}
-    length = setting_length(best["policy"]) or 0
+    best |= server_row(design, counts) | {"recorded_with": shlex.join(deployment.options) or None}
+    length = setting_length(str(best["policy"])) or 0
+    _export(request, acceptance_of(design.trace), length)
     _advise(request, engine, best, (said, False), {1: length}, deployment)
     if first and length:
         best["flags"] = f"{first} && {best['flags']}"
@@ -227,15 +243,17 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     fitted = fitted_here(source.own, design, source.curve) if fits else {}
     judged, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
+    _export(request, acceptance_of(trace), lengths[min(lengths)])
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | it for it in judged]
     for row in rows:
         if len(trace.prompts) == 1:
             row |= dict.fromkeys(key for key in COLUMNS if key.endswith(("_low", "_high")))
     best = next(row for row in rows if row["recommended"])
-    best |= _server_row(design, counts) | {
+    best |= server_row(design, counts) | {
         "alpha_1": next(row["acceptance_rate"] for row in rows if row["policy"] == f"{FIXED}1"),
         "acceptance_to_pay": acceptance_to_pay(trace, source.curve),
         "at_context": advice_by_context(trace, source.curve),
+        "thresholds": thresholds(design, source.curves, lengths),
         "drawn": source.drawn,
         "recorded_with": shlex.join(source.deployment.options) or None,
     }
@@ -247,18 +265,6 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     if source.first and verdict.speculate:
         best["flags"] = f"{source.first} && {best['flags']}"
     return rows
-
-
-def _server_row(design: Design, counts: SpeculationCounts | None) -> Row:
-    """Tokens per step of a running server, beside what the trace predicts at its draft length."""
-    if counts is None:
-        return {}
-    length = round(counts.length)
-    row: Row = {"server_tokens_per_step": 1 + counts.accepted / counts.drafts}
-    if counts.alike and length <= design.trace.gamma_max:
-        outcome = replay_lengths(design.trace, np.full(design.trace.positions, length))
-        row["expected_tokens_per_step"] = outcome.tokens_per_step
-    return row
 
 
 def _advise(
@@ -301,6 +307,7 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
         for length in range(len(committed))
     ]
     if request.costs is None:
+        _export(request, {ALL_TASKS: conditional(survival)}, 0)
         return rows
     curves = read_costs(request.costs, engine.name)
     speeds = {batch: _speeds(curve, committed) for batch, curve in curves.items()}
@@ -315,9 +322,17 @@ def _from_counters(request: AdviseRequest, engine: Engine, counts: SpeculationCo
     rows = rows[: len(speeds[batch])]
     best = rows[lengths[batch]]
     best["recommended"] = True
+    _export(request, {ALL_TASKS: conditional(survival)}, lengths[batch])
     verdict = verdict_of([row | {"prompts": counts.drafts} for row in rows], unit="drafts of a server")
     _advise(request, engine, best, (str(verdict), not verdict.unknown), lengths, Deployment(drafter=None))
     return rows
+
+
+def _export(request: AdviseRequest, rates: Mapping[str, Sequence[float]], length: int) -> None:
+    if request.export_acceptance is not None:
+        source = str(request.folder or request.requests or request.url)
+        document = acceptance_document(source, rates, length)
+        atomic_write_text(request.export_acceptance, json.dumps(document, indent=1) + "\n")
 
 
 def _middle(curve: CostCurve) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from draftgauge.api.deployed import recorded_with
-from draftgauge.api.requests import PLAIN, CompareRequest
+from draftgauge.api.requests import PLAIN, CompareRequest, JudgedSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
@@ -69,9 +69,13 @@ def compare(request: CompareRequest) -> list[Row]:
     runs = list({run.folder.resolve(): run for folder in request.folders for run in Run.find(folder)}.values())
     if len(runs) < 2:
         raise DraftgaugeError(f"{runs[0]} is a single run, and compare puts several side by side: name another one")
-    traces = _same_prompts(runs, request.judged.tasks)
-    live = _live(runs, request.bench)
-    designs = {run: design_of(trace, request.judged.split) for run, trace in traces.items()}
+    return compare_rows(runs, _live(runs, request.bench), request.judged)
+
+
+def compare_rows(runs: Sequence[Run], live: Mapping[Run, Row], judged: JudgedSpec) -> list[Row]:
+    """As :func:`compare`, with what was decoded ``live`` by run."""
+    traces = _same_prompts(runs, judged.tasks)
+    designs = {run: design_of(trace, judged.split) for run, trace in traces.items()}
     best = {run: _best(run, design) for run, design in designs.items()}
     speeds = {run: of.of.speed(conversations(of.trace)) for run, of in best.items()}
     reference = _reference(runs)
@@ -104,9 +108,8 @@ def compare(request: CompareRequest) -> list[Row]:
     for run in runs:
         ratio = speeds[run].over(speeds[order[0]])
         rows[run] |= {**columns("gain", ratio.gain), "level": ratio.level}
-    tasks = request.judged.tasks
     rows[order[0]] |= {
-        "deploy": _deploy(order[0], live.get(order[0], {}).get("live_policy"), best, designs, tasks),
+        "deploy": _deploy(order[0], live.get(order[0], {}).get("live_policy"), best, designs, judged.tasks),
         "verdict": _verdict([rows[run] for run in order], measured),
     }
     return [rows[run] for run in order]
@@ -249,12 +252,13 @@ def _verdict(rows: Sequence[Row], measured: str) -> str:
 
 
 def _said(rows: Sequence[Row], measured: str, how: str) -> Iterator[str]:
-    first, second = rows[:2]
+    first = rows[0]
     setting = first["live_policy"] if how == "live" else first["policy"]
-    ratio = first[measured] / second[measured]
     yield f"Deploy {first['run']} with {setting}: {first[measured]:.3g} tokens a second, {how}."
-    yield f"The next, {second['run']}, reaches {second[measured]:.3g} (this one {ratio:.2f}x)."
-    if how == "replayed" and second["level"]:
+    for second in rows[1:2]:
+        ratio = first[measured] / second[measured]
+        yield f"The next, {second['run']}, reaches {second[measured]:.3g} (this one {ratio:.2f}x)."
+    if how == "replayed" and any(row["level"] for row in rows[1:2]):
         yield "These prompts do not tell the two apart: bench both before you choose."
     if doubts := [row["run"] for row in rows if row["cost_doubt"]]:
         yield f"Costs are not to be trusted in {', '.join(doubts)}: profile again with --measure."

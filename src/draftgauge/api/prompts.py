@@ -26,7 +26,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.judging.positions import check_prompt_tokens
 from draftgauge.models.base import CachedModel
 from draftgauge.models.prompts_text import encode_with, keep_ends
-from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.models.reference import PAIR_FOLDER, TOOLS_FILE
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.traces.run import Run
 
@@ -59,16 +59,18 @@ def encoder_of(model: CachedModel, tokenizer: PreTrainedTokenizerBase, context: 
 
 
 def prompt_file(prompts: str | Path | None, split: str = "test") -> Path:
-    """The path that a prompts argument names; ``reference:SPLIT``, ``reference:all`` and None are bundled prompts."""
+    """The path that a prompts argument names; ``reference:SPLIT``, ``reference:tools``, ``reference:all`` and None are
+    bundled prompts."""
     bundled = PAIR_FOLDER / "prompts"
     if prompts is not None and not str(prompts).startswith(BUNDLED):
         return Path(prompts)
     split = split if prompts is None else str(prompts).removeprefix(BUNDLED)
     if split == ALL_SPLITS:
         return bundled
-    path = bundled / f"{split}.jsonl"
+    path = TOOLS_FILE if split == TOOLS_FILE.stem else bundled / f"{split}.jsonl"
     if not path.is_file():
-        raise PromptError(f"the bundled pair has no prompts of split {split!r}: choose one of {', '.join(SPLITS)}")
+        known = ", ".join((*SPLITS, TOOLS_FILE.stem))
+        raise PromptError(f"the bundled pair has no prompts of split {split!r}: choose one of {known}")
     return path
 
 
@@ -77,7 +79,7 @@ def prompt_name(path: Path) -> str:
     bundled = PAIR_FOLDER / "prompts"
     if path == bundled:
         return f"{BUNDLED}{ALL_SPLITS}"
-    return f"{BUNDLED}{path.stem}" if path.parent == bundled else str(path)
+    return f"{BUNDLED}{path.stem}" if path.parent == bundled or path == TOOLS_FILE else str(path)
 
 
 def choose_prompts(spec: PromptSpec) -> tuple[Path, list[Prompt]]:

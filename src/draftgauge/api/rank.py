@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,11 +15,21 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.bench import bench
+from draftgauge.api.compare import compare_rows
 from draftgauge.api.pair import labelled, target_of
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.api.prompts import choose_prompts
-from draftgauge.api.requests import PLAIN, BenchRequest, PairSpec, ProfileRequest, PromptSpec, RankRequest
+from draftgauge.api.requests import (
+    PLAIN,
+    BenchRequest,
+    JudgedSpec,
+    PairSpec,
+    ProfileRequest,
+    PromptSpec,
+    RankRequest,
+)
 from draftgauge.api.verb import verb
+from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory, warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
@@ -42,6 +53,8 @@ from draftgauge.traces.run import Run
 from draftgauge.traces.trace import Trace, conversations, select
 
 MIB = 2**20
+LIVE = ("live_tokens_per_second", "live_plain_tokens_per_second")
+OVER = "the time of --seconds was over before it: run the same command again to go on"
 
 
 @verb(RankRequest)
@@ -54,13 +67,18 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
     Returns:
         Rows as :func:`draftgauge.judging.ranking.rank_rows` describes, with ``weights_mib`` of the drafter's files and
         its ``run``. A drafter that cannot be used is left out, with a row that has only ``drafter`` and ``error``. With
-        ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high`` and
-        ``live_modelled``, the modelled ratio of these prompts. ``live_mismatched_prompts`` counts those whose output is
-        not that of plain decoding.
+        ``live``, the rows of all prompts have ``live_ratio_to_plain`` with ``_low`` and ``_high``;
+        ``live_tokens_per_second`` and ``live_plain_tokens_per_second``; ``live_modelled``, the modelled ratio of these
+        prompts. ``live_mismatched_prompts`` counts those whose output is not that of plain decoding.
+
+        With ``setups``, rows of :func:`~draftgauge.api.compare.compare` with their ``setup``. What is left out has
+        ``setup``, ``drafter`` and ``error``.
 
     Raises:
         DraftgaugeError: for a target, prompts, costs or a folder that cannot be used.
     """
+    if request.setups:
+        return _of_setups(request, progress)
     given = _given_costs(request)
     request, runs, failed = record_alike(request, progress)
     recorded = {} if not runs else _comparable(runs, given)
@@ -71,6 +89,54 @@ def rank(request: RankRequest, *, progress: Progress = silent) -> list[dict[str,
         if request.live is not None and row["run"] is not None and (row["task"], row["context"]) == (ALL_TASKS, None):
             row |= _live(request, request.live, row, recorded[row["drafter"]][1], progress)
     return rows + [{"drafter": drafter, "error": error} for drafter, error in failed.items()]
+
+
+def _of_setups(request: RankRequest, progress: Progress) -> list[dict[str, Any]]:
+    """Rank with every setup in a folder of its own, and compare all runs in tokens a second."""
+    asked, begun = {setup: _of_setup(request, setup) for setup in request.setups}, time.monotonic()
+    live: dict[Run, dict[str, Any]] = {}
+    setups: dict[str, str] = {}
+    failed: list[dict[str, Any]] = []
+    for setup, each in asked.items():
+        left = None if request.seconds is None else begun + request.seconds - time.monotonic()
+        try:
+            if setups and left is not None and left <= 0:
+                raise DraftgaugeError(OVER)
+            limited = replace(each, seconds=None if left is None else max(left, 1e-9))
+            rows = rank(limited, progress=lambda what, *of, named=setup: progress(f"{named}, {what}", *of))
+        except Exception as error:
+            if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
+                raise
+            warn(f"{setup} is left out: {error}")
+            failed.append({"setup": setup, "error": str(error)})
+            continue
+        failed += [{"setup": setup} | row for row in rows if "error" in row]
+        for row in rows:
+            if row.get("run") and (row["task"], row["context"]) == (ALL_TASKS, None):
+                setups[row["run"]] = setup
+                kept = {
+                    key: row[key] for key in ("live_tokens_per_second", "live_plain_tokens_per_second") if key in row
+                }
+                live |= {Run(Path(row["run"])): kept | {"live_policy": row["policy"]}} if kept else {}
+    compared = compare_rows([Run(Path(run)) for run in setups], live, JudgedSpec()) if setups else []
+    return [{"setup": setups[row["run"]]} | row for row in compared] + failed
+
+
+def _of_setup(request: RankRequest, setup: str) -> RankRequest:
+    """The request of one setup, whose target may be a file that was compressed before."""
+    kind, _, file = setup.partition(":")
+    asked = replace(request, setups=(), out=request.out / re.sub(r"[^\w.-]+", "-", setup).strip("-."))
+    if setup in COMPRESSIONS:
+        return replace(asked, compression=setup)
+    if kind not in COMPRESSED_BEFORE or not file:
+        raise DraftgaugeError(
+            f"a setup is one of {', '.join(COMPRESSIONS)}, gguf:FILE or openvino:FOLDER, not {setup!r}"
+        )
+    check_engine(f"{kind}-fast")
+    if not Path(file).exists():
+        raise DraftgaugeError(f"there is no {file}, which --setup {setup} names")
+    loading = replace(request.loading, engine=f"{kind}-fast", tokenizer=request.loading.tokenizer or request.target)
+    return replace(asked, target=file, loading=loading)
 
 
 def record_alike(request: RankRequest, progress: Progress) -> tuple[RankRequest, dict[str, Run], dict[str, str]]:
@@ -88,6 +154,7 @@ def record_alike(request: RankRequest, progress: Progress) -> tuple[RankRequest,
     require_writable(request.out)
     runs: dict[str, Run] = {}
     failed: dict[str, str] = {}
+    begun = time.monotonic()
 
     @contextmanager
     def left_out(drafter: str) -> Iterator[None]:
@@ -105,6 +172,8 @@ def record_alike(request: RankRequest, progress: Progress) -> tuple[RankRequest,
     for drafter, run in folders.items():
         if drafter not in failed:
             with left_out(drafter):
+                if runs and request.seconds is not None and time.monotonic() - begun > request.seconds:
+                    raise DraftgaugeError(OVER)
                 _record(request, drafter, run, next(iter(runs.values()), None), progress)
                 runs[drafter] = Run(run)
     return request, runs, failed
@@ -141,12 +210,14 @@ def _live(
     if rows is None:
         return {}
     decodes = PLAIN if setting == NO_DRAFT else setting  # as the ranking prices it
+    speeds = {each["policy"]: each["tokens_per_second"] for each in rows if each["task"] == ALL_TASKS}
     (live,) = (each for each in rows if each["policy"] == decodes and each["task"] == ALL_TASKS)
     ratios = {f"live_ratio_to_plain{end}": live[f"ratio_to_plain{end}"] for end in ("", "_low", "_high")}
     decoded = select(trace, _decoded(trace, count))
     policy = fitted.get(setting) or make_policy(setting, trace.gamma_max, costs)
     plain = plain_replay(decoded, costs)
     modelled = 1.0 if setting == NO_DRAFT else plain.seconds.sum() / replay(decoded, policy, costs).seconds.sum()
+    ratios |= {"live_tokens_per_second": speeds[decodes], "live_plain_tokens_per_second": speeds[PLAIN]}
     return ratios | {"live_modelled": modelled, "live_mismatched_prompts": live["mismatched_prompts"]}
 
 

@@ -17,6 +17,7 @@ COLUMNS = {
     "ratio_to_plain": "x plain",
     LIVE: "live [95%]",
     "live_modelled": "modelled there",
+    "live_tokens_per_second": "live tokens/s",
     "levelled": "level with the first",
     "gain": "gain over it [95%]",
     "gain_over_lookup": "over lookup [95%]",
@@ -34,7 +35,11 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
 
     with progress() as advance:
         rows = run(request, progress=advance)
-    if any("rank" in row for row in rows):
+    if compared := [row for row in rows if "deploy" in row or "agreement" in row]:
+        from draftgauge.cli.compare import show_compared
+
+        show_compared(compared)
+    elif any("rank" in row for row in rows):
         show_ranking(rows)
     return rows
 

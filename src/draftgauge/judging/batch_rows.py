@@ -43,7 +43,7 @@ def batch_rows(
         of_batch: list[dict[str, Any]] = []
         speeds: dict[str, Speed] = {}
         for spec in dict.fromkeys((*fixed, *specs)):
-            policy = make_batch_policy(spec, batch, longest, costs, passes.verify_seconds)
+            policy = make_batch_policy(spec, batch, longest, costs, passes)
             outcomes = [replay_batch(trace, policy, passes, batch, queue) for queue in queues]
             figures = [(of.committed, of.seconds, of.drafted, of.steps) for of in outcomes]
             committed, seconds, drafted, steps = np.array(figures).T  # each [groups]

@@ -11,6 +11,7 @@ from draftgauge.core.errors import ModelError
 REFERENCE = "reference"
 PARTS = ("target", "draft", "draft-small")
 PAIR_FOLDER = Path(__file__).parent / "reference_pair"
+TOOLS_FILE = PAIR_FOLDER / "tools.jsonl"  # prompts of agents and calls of tools, for targets whose template has them
 QUESTIONS_FILE = PAIR_FOLDER / "questions.jsonl.xz"  # for training drafters; no prompt shares a template with them
 
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
-from draftgauge.policies.spec import WHOLE_BATCH, make_policy
-from draftgauge.policies.vllm import LearnedChances
-from draftgauge.traces.costs import CostCurve
+from draftgauge.policies.sglang_adaptive import BatchTiers
+from draftgauge.policies.spec import ADAPTIVE, ADAPTIVE_033, SGLANG_TIERS, WHOLE_BATCH, make_policy
+from draftgauge.policies.vllm import LearnedChances, OnlineAcceptance
+from draftgauge.traces.costs import BatchCosts, CostCurve
 
 BatchSeconds = Callable[[int, NDArray[np.int64], int], NDArray[np.float64]]
 
@@ -97,6 +98,46 @@ class WholeBatch:
             self._learned.observe(step)
 
 
+class BudgetedBatch(WholeBatch):
+    """vLLM 0.33's adaptive verification (``AdaptiveVerificationManager`` in ``adaptive_verification.py``).
+
+    The host chooses the budget by the chances of each request's draft *before* this one, 1 for its first. The tokens
+    that fill it are chosen by those of this draft. A step costs ``seconds(requests, tokens, context)``,
+    drafting included, as measured, where vLLM pads to captured graphs.
+    """
+
+    def __init__(self, gamma: int, seconds: BatchSeconds) -> None:
+        super().__init__(gamma, seconds, learned=False)
+        self._acceptance = OnlineAcceptance(gamma)
+        self._before: dict[int, NDArray[np.float64]] = {}
+        self._waiting = 0  # requests of this step that are not observed yet
+
+    def begin(self, slot: int, prompt_tokens: Sequence[int]) -> None:
+        self._before.pop(slot, None)
+
+    def admit(self, drafted: Mapping[int, Sequence[Signal]], context: int) -> dict[int, int]:
+        requests, certain = len(drafted), np.ones(self._gamma)
+        now = {slot: self._acceptance.chances(signals) for slot, signals in drafted.items()}
+        known = [np.cumprod(self._before.get(slot, certain)[: len(of)]) for slot, of in now.items()]
+        scores = np.sort(np.concatenate(known))[::-1]
+        tokens = requests + np.arange(len(scores) + 1)
+        expected = requests + np.append(0.0, np.cumsum(scores))
+        budget = int(np.argmax(expected / self._seconds(requests, tokens, context)))
+        self._before |= {slot: np.append(of, certain[len(of) :]) for slot, of in now.items()}
+        self._waiting = requests
+        ranked = sorted(
+            ((chance, slot) for slot, of in now.items() for chance in np.cumprod(of)), key=lambda it: -it[0]
+        )
+        admitted = Counter(slot for _, slot in ranked[:budget])
+        return {slot: admitted[slot] for slot in drafted}
+
+    def observe(self, slot: int, step: Step) -> None:
+        self._acceptance.add(step.signals[: step.drafted], step.accepted)
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._acceptance.step()
+
+
 class PerRequest:
     """Every request of a batch decides for itself."""
 
@@ -131,12 +172,21 @@ class PerRequest:
 
 
 def make_batch_policy(
-    spec: str, slots: int, gamma_max: int, costs: CostCurve | None, verify_seconds: BatchSeconds | None = None
+    spec: str, slots: int, gamma_max: int, costs: CostCurve | None, passes: BatchCosts | None = None
 ) -> BatchPolicy:
     """A new policy for each of up to ``slots`` requests at once, arguments as of
-    :func:`~draftgauge.policies.spec.make_policy`; or one of :data:`WHOLE_BATCH` for all, which needs
-    ``verify_seconds(requests, tokens, context)``.
+    :func:`~draftgauge.policies.spec.make_policy`. Or one of :data:`WHOLE_BATCH` for all, which needs what passes of
+    batches cost.
     """
-    if spec in WHOLE_BATCH and verify_seconds is not None:
-        return WholeBatch(gamma_max, verify_seconds, learned=WHOLE_BATCH[spec])
+    if spec == SGLANG_TIERS:
+        return BatchTiers(gamma_max)
+    if spec in WHOLE_BATCH and passes is not None:
+        if spec != ADAPTIVE_033:
+            return WholeBatch(gamma_max, passes.verify_seconds, learned=spec == ADAPTIVE)
+
+        def seconds(requests: int, tokens: NDArray[np.int64], context: int) -> NDArray[np.float64]:
+            drafting = gamma_max * passes.draft_seconds(requests, requests, context)
+            return drafting + passes.verify_seconds(requests, tokens, context)
+
+        return BudgetedBatch(gamma_max, seconds)
     return PerRequest([make_policy(spec, gamma_max, costs) for _ in range(slots)])

@@ -44,7 +44,7 @@ def check_shares(name: str, key: str, values: Sequence[float], count: int) -> No
         raise DraftgaugeError(f"policy {name}: {key} must be from 0 to 1, not {list(values)}")
 
 
-def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int) -> tuple[int, ...]:
-    if min(lengths) < 1:
-        raise DraftgaugeError(f"policy {name}: {key} must be lengths of at least 1, not {min(lengths)}")
+def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int, least: int = 1) -> tuple[int, ...]:
+    if min(lengths) < least:
+        raise DraftgaugeError(f"policy {name}: {key} must be lengths of at least {least}, not {min(lengths)}")
     return tuple(sorted({min(length, gamma_max) for length in lengths}))

@@ -19,7 +19,8 @@ from draftgauge.policies.registry import FIXED, NO_DRAFT, POLICIES, PolicyEntry,
 from draftgauge.traces.costs import CostCurve
 
 # Rules for a whole batch, by name: whether they learn chances of acceptance, or take the drafter's confidences.
-WHOLE_BATCH = {"adaptive-verification": True, "confidence-scheduled": False}
+ADAPTIVE, ADAPTIVE_033, SGLANG_TIERS = "adaptive-verification", "adaptive-verification-0.33", "sglang-tiers"
+WHOLE_BATCH = (ADAPTIVE, ADAPTIVE_033, "confidence-scheduled", SGLANG_TIERS)  # rules for all requests of a batch
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import LEAST_PROBABILITY, Policy, PolicyBase, Signal, Step, seconds_by_length, sigmoid
 from draftgauge.policies.checks import check_tokens
@@ -78,6 +82,51 @@ class LearnedChances:
         self._steps += 1
         if self._steps % self._refit == 0:
             self._depths = [depth.refit() for depth in self._depths]
+
+
+class OnlineAcceptance:
+    """Chances of acceptance as vLLM 0.33 learns them: ``sigmoid(weight * f + bias[k])`` at depth ``k``.
+
+    ``f`` is the log-odds of the drafter's likeliest token; all depths share one weight.
+
+    ``OnlineAcceptanceEstimator`` in ``vllm/v1/worker/gpu/spec_decode/acceptance_estimator.py``: every 100 steps one
+    Newton step with a ridge, damped by ``n / (n + 50)`` for ``n`` observations. Drafts are trimmed from the start.
+    """
+
+    REFIT, DAMPING, MOST = 100, 50.0, 40.0
+
+    def __init__(self, gamma: int) -> None:
+        self.weight, self.biases = 0.5, np.full(gamma, -0.2)
+        self._steps, self._sums = 0, np.zeros((6, gamma))  # of curvature a, b, c, of gradient g0, g1, and counts
+
+    def features(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
+        q = np.array([signal.confidence for signal in signals], np.float64)
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.clip(np.log(q) - np.log1p(-q), -self.MOST, self.MOST))
+
+    def chances(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
+        return np.asarray(expit(self.weight * self.features(signals) + self.biases[: len(signals)]))
+
+    def add(self, signals: Sequence[Signal], accepted: int) -> None:
+        """The verified tokens of a request, of which so many were accepted: these and the first rejected one count."""
+        judged = signals[: accepted + 1]
+        f, p, n = self.features(judged), self.chances(judged), len(judged)
+        curvature, residual = p * (1 - p), (np.arange(n) < accepted) - p
+        self._sums[:, :n] += (curvature * f * f, curvature * f, curvature, residual * f, residual, np.ones(n))
+
+    def step(self) -> None:
+        """A step of the batch is over: refit when it is time."""
+        self._steps += 1
+        if self._steps % self.REFIT:
+            return
+        a, b, c, g0, g1, n = self._sums
+        c = c + _RIDGE
+        moved = (g0.sum() - (b * g1 / c).sum()) / (a.sum() + _RIDGE - (b * b / c).sum())
+        moved *= n.sum() / (n.sum() + self.DAMPING)
+        moved = moved if self.weight + moved >= 0 else 0.0
+        self.weight += moved
+        self.biases = self.biases + (g1 - b * moved) / c * (n / (n + self.DAMPING))
+        self._sums = np.zeros_like(self._sums)
 
 
 class AdaptiveVerification(PolicyBase):

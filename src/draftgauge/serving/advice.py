@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from draftgauge.judging.verdict import Verdict, recommend, verdict_of
 from draftgauge.policies.registry import FIXED
 from draftgauge.policies.spec import make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
+from draftgauge.serving.counters import SpeculationCounts
 from draftgauge.serving.engines import ENGINES, LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, conversations
@@ -115,6 +117,38 @@ def advise_batch(design: Design, costs: CostCurve, batch: int) -> str:
             interval = "" if low != low else f" (95%: {low:+.1%} to {high:+.1%})"
             said.append(f"{row['policy']} {row['gain']:+.1%} over it{interval}{unknown}: {advice}")
     return "; ".join(said)
+
+
+def thresholds(design: Design, curves: Mapping[int, CostCurve], lengths: Mapping[int, int]) -> str | None:
+    """Tokens a second with both lengths, either side of each batch size at which the best one changes; None if none."""
+    sizes, said = sorted(curves), []
+
+    def rate(size: int, length: int) -> float:
+        curve = curves[size]
+        run = _run(f"{FIXED}{length}" if length else PLAIN, design.trace, curve)
+        return size * float(run.committed.sum() / run.seconds.sum())
+
+    for below, above in pairwise(sizes):
+        if lengths[below] != lengths[above]:
+            rates = [
+                f"{rate(size, lengths[below]):.0f} with {lengths[below]} and {rate(size, lengths[above]):.0f} with "
+                f"{lengths[above]} at {size} requests"
+                for size in (below, above)
+            ]
+            said.append("; ".join(rates))
+    return f"Tokens a second either side of a change of length: {'; '.join(said)}" if said else None
+
+
+def server_row(design: Design, counts: SpeculationCounts | None) -> dict[str, Any]:
+    """Tokens per step of a running server, beside what the trace predicts at its draft length."""
+    if counts is None:
+        return {}
+    length = round(counts.length)
+    row: dict[str, Any] = {"server_tokens_per_step": 1 + counts.accepted / counts.drafts}
+    if counts.alike and length <= design.trace.gamma_max:
+        outcome = replay_lengths(design.trace, np.full(design.trace.positions, length))
+        row["expected_tokens_per_step"] = outcome.tokens_per_step
+    return row
 
 
 def best_length(design: Design, costs: CostCurve) -> int:

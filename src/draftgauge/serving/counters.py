@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from draftgauge.core.artefacts import read_json_lines, read_text
+from draftgauge.core.artefacts import read_text
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
 from draftgauge.serving.engines import ENGINES
+from draftgauge.serving.exchange import answers_of
 from draftgauge.serving.prometheus import Sample, parse_metrics
 
 PREFIXES = {engine.name: engine.metrics for engine in ENGINES.values() if engine.metrics}  # of the metrics of servers
@@ -134,7 +135,7 @@ def read_counts(engine: str, place: str) -> SpeculationCounts:
 def _of_answers(engine: str, path: Path) -> SpeculationCounts:
     """The counters of all answers of a file together."""
     counted, rounds = list[SpeculationCounts](), False
-    for where, answer in read_json_lines(path, "file of answers"):
+    for where, answer in answers_of(path):
         try:
             held = next(filter(None, (_below(answer, place.split(".")) for place in ANSWERS[engine][0])))
             counted += [_of_answer(engine, each) for each in held]

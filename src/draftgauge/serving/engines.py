@@ -23,6 +23,7 @@ PLAIN = "plain"
 P_MIN = "p-min:"
 LANGUAGE_MODEL, LOOKUP, EAGLE3, DFLASH, DSPARK = "language_model", "prompt_lookup", "eagle3", "dflash", "dspark"
 MTP, PARD = "mtp", "pard"  # a head in the target's own checkpoint; a draft model that fills masks
+STOPPED = (LANGUAGE_MODEL, MTP)  # kinds that llama.cpp stops at a confidence
 GGUF = ".gguf"
 P_MINS = (0.2, 0.4, 0.6, 0.8, 0.9)
 PROPOSER = "draftgauge.integrations.vllm.Proposer"
@@ -91,7 +92,7 @@ class Engine:
         """
         fixed = [f"{FIXED}{length}" for length in range(1, gamma_max + 1)]
         lengths = sorted({min(length, gamma_max) for length in (4, 8, 16)})
-        stopping = [f"{P_MIN}{p},{n}" for n in lengths for p in P_MINS] if self.p_min and kind == LANGUAGE_MODEL else []
+        stopping = [f"{P_MIN}{p},{n}" for n in lengths for p in P_MINS] if self.p_min and kind in STOPPED else []
         rules = list(own or compared_policies()) if self.policies and own is not None else []
         return [PLAIN, *fixed, *stopping, *(rule for rule in rules if not rule.startswith(FIXED))]
 
@@ -196,7 +197,7 @@ def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
     kind = {"spec-type": ENGINES["llama-server"].drafters[deployment.drafter]}
     if deployment.drafter == LOOKUP:
         return kind | {"spec-ngram-simple-size-n": LEAST, "spec-ngram-simple-size-m": length}
-    if deployment.drafter != LANGUAGE_MODEL:
+    if deployment.drafter not in STOPPED:
         return kind | {"spec-draft-n-max": length}
     p_min, longest = p_min_of(setting) if length is None else (0.0, length)
     return kind | {"spec-draft-n-max": longest, "spec-draft-p-min": p_min}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.artefacts import read_json_lines
 from draftgauge.core.errors import TraceError
+from draftgauge.serving.exchange import answers_of
 from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, make_record
 
@@ -46,8 +46,7 @@ class ImportedTrace:
 
 
 def import_requests(path: Path) -> ImportedTrace:
-    answers = read_json_lines(path, "file of answers", "give vLLM's answers as they came", TraceError)
-    steps = [request_steps(answer, where) for where, answer in answers]
+    steps = [request_steps(answer, where) for where, answer in answers_of(path)]
     if not steps:
         raise TraceError(f"{path} holds no answers: write one JSON object a line")
     return trace_of_requests(steps)

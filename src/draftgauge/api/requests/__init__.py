@@ -22,7 +22,16 @@ from draftgauge.api.requests.decoding import (
     ReplayRequest,
     ReportRequest,
 )
-from draftgauge.api.requests.parts import CostSpec, DraftSpec, LoadSpec, OutputSpec, PairSpec, PromptSpec, SamplingSpec
+from draftgauge.api.requests.parts import (
+    CostSpec,
+    DraftSpec,
+    JudgedSpec,
+    LoadSpec,
+    OutputSpec,
+    PairSpec,
+    PromptSpec,
+    SamplingSpec,
+)
 from draftgauge.api.requests.training import (
     DiagnoseRequest,
     EvaluateRequest,

@@ -96,12 +96,21 @@ class RankRequest:
     live: int | None = option(
         None, help="also decode this many of the prompts with each drafter at its best setting and plainly, by turns."
     )
+    setups: tuple[str, ...] = option(
+        (), name="--setup", help="rank with each of these and compare them: compressions, gguf:FILE, openvino:FOLDER."
+    )
+    seconds: float | None = option(None, help="start no further drafter or setup after this time.")
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()
 
     def __post_init__(self) -> None:
         check_each_once("drafter", self.drafters)
         at_least_one(self, "live")
+        positive(self, "seconds")
+        if self.setups:
+            check_each_once("setup", self.setups)
+            if self.costs_of or self.compression != UNCOMPRESSED:
+                raise DraftgaugeError("each setup has its own costs and compression: leave out --costs, --compression")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,11 +302,16 @@ class AdviseRequest:
     )
     costs: Path | None = option(None, help="JSON of what a step costs in the engine; the run's own if left out.")
     url: str | None = option(None, help="a running server of the engine, e.g. http://127.0.0.1:8000.")
-    requests: Path | None = option(None, help="answers of vLLM with metrics of every step, in place of a recorded run.")
+    requests: Path | None = option(
+        None, help="answers of vLLM with metrics of every step, or results of aiperf or guidellm with them."
+    )
     policies: tuple[str, ...] = policies_option("a policy to try beside the fixed lengths; may be repeated.")
     judged: JudgedSpec = JudgedSpec()
     batch: int | None = option(None, help="also say whether adaptive verification pays at this many requests at once.")
     settings: Path | None = option(None, help="also write the engine's own settings to this file.")
+    export_acceptance: Path | None = option(
+        None, help="also write acceptance by position and task, as planners and synthetic runs of engines take it."
+    )
 
     def __post_init__(self) -> None:
         at_least_one(self, "batch")

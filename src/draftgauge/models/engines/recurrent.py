@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import RLock
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,7 @@ REPLAYED = 64  # a pass of more tokens is a prefill: a cut inside of it runs the
 STRIDE = 32  # single tokens after which the states are copied again
 CHUNKED, WALKING = "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"  # of transformers, alike to call
 MOST_WRONG = 0.1  # of the norm of float32 logits after a rollback: one that is wrong comes to more
+_SWAPPING = RLock()
 _HOLDERS: WeakKeyDictionary[PreTrainedModel, list[nn.Module]] = WeakKeyDictionary()  # of models that were checked
 
 States = list[dict[str, dict[int, Any]]]
@@ -335,17 +337,19 @@ def _walked_in_one_call(holders: list[nn.Module]) -> Iterator[bool]:
     """Inside the block a module walks several tokens by the gated delta rule in one call.
 
     Its chunks would be filled up to 64 tokens. Gives whether all of these modules compute that rule.
+    One thread at a time, as the functions are those of a family's file.
     """
     files = {sys.modules[type(module).__module__] for module in holders}
     known = bool(files) and all(hasattr(file, name) for file in files for name in (CHUNKED, WALKING))
-    before = {file: getattr(file, CHUNKED) for file in files} if known else {}
-    for file in before:
-        setattr(file, CHUNKED, getattr(file, WALKING))
-    try:
-        yield known
-    finally:
-        for file, chunked in before.items():
-            setattr(file, CHUNKED, chunked)
+    with _SWAPPING:
+        before = {file: getattr(file, CHUNKED) for file in files} if known else {}
+        for file in before:
+            setattr(file, CHUNKED, getattr(file, WALKING))
+        try:
+            yield known
+        finally:
+            for file, chunked in before.items():
+                setattr(file, CHUNKED, chunked)
 
 
 @contextmanager

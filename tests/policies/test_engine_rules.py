@@ -1,0 +1,179 @@
+"""Adaptive rules of engines, by their formulas, and by their own code where a folder with it is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from draftgauge.policies.base import Signal, Step
+from draftgauge.policies.batch import BudgetedBatch, make_batch_policy
+from draftgauge.policies.sglang_adaptive import TIERS, BatchTiers, StepTier, TierRule
+from draftgauge.policies.spec import make_policy
+from draftgauge.policies.vllm import OnlineAcceptance
+
+GAMMA = 4
+RNG = np.random.default_rng(0)
+
+
+def signals(rng: np.random.Generator, count: int = GAMMA) -> list[Signal]:
+    return [Signal(depth, float(rng.beta(2, 1)), 0.0, 0.1, 5) for depth in range(1, count + 1)]
+
+
+def test_vllm_s_estimator_takes_the_newton_step_of_the_whole_system() -> None:
+    """Against the dense system of all coefficients, which vLLM solves as an arrowhead."""
+    rng, estimator = np.random.default_rng(1), OnlineAcceptance(GAMMA)
+    for round_ in range(3):
+        weight, biases = estimator.weight, estimator.biases.copy()
+        information, gradient = 1e-3 * np.eye(GAMMA + 1), np.zeros(GAMMA + 1)
+        counts = np.zeros(GAMMA)
+        for _ in range(OnlineAcceptance.REFIT):
+            for _ in range(3):
+                drafted = signals(rng, int(rng.integers(0, GAMMA + 1)))
+                accepted = int(rng.integers(0, len(drafted) + 1))
+                for at, signal in enumerate(drafted[: accepted + 1]):
+                    row = np.zeros(GAMMA + 1)
+                    row[0], row[at + 1] = np.log(signal.confidence / (1 - signal.confidence)), 1.0
+                    chance = expit(row @ np.append(weight, biases))
+                    information += chance * (1 - chance) * np.outer(row, row)
+                    gradient += ((at < accepted) - chance) * row
+                    counts[at] += 1
+                estimator.add(drafted, accepted)
+            estimator.step()
+        moved = np.linalg.solve(information, gradient)[0] * counts.sum() / (counts.sum() + 50)
+        moved = moved if weight + moved >= 0 else 0.0
+        # The intercepts are solved for the damped step of the weight.
+        levels = (gradient[1:] - information[0, 1:] * moved) / np.diag(information)[1:] * counts / (counts + 50)
+        assert estimator.weight == pytest.approx(weight + moved), round_
+        assert estimator.biases == pytest.approx(biases + levels)
+    assert OnlineAcceptance(GAMMA).chances([Signal(1, 1.0, 0, 0)])[0] == pytest.approx(expit(0.5 * 40 - 0.2))
+
+
+def test_vllm_s_budget_is_the_best_of_all_by_the_chances_of_the_draft_before() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(200):
+        table = np.cumsum(rng.random(64)) + 3
+
+        def seconds(requests: int, tokens: Any, context: int, table: Any = table) -> Any:
+            return table[tokens]
+
+        batch, chances = BudgetedBatch(GAMMA, seconds), OnlineAcceptance(GAMMA).chances
+        before = {slot: signals(rng) for slot in range(3)}
+        now = {slot: signals(rng, int(rng.integers(0, GAMMA + 1))) for slot in range(3)}
+        assert sum(batch.admit(before, 9).values()) == max(
+            range(13), key=lambda b: (3 + b) / table[3 + b]
+        )  # all are certain
+        known = sorted(
+            (c for slot, of in before.items() for c in np.cumprod(chances(of))[: len(now[slot])]), reverse=True
+        )
+        best = max(range(len(known) + 1), key=lambda b: (3 + sum(known[:b])) / table[3 + b])
+        admitted = batch.admit(now, 9)
+        assert sum(admitted.values()) == best
+        left = [np.cumprod(chances(now[s]))[n] for s, n in admitted.items() if n < len(now[s])]
+        kept = [np.cumprod(chances(now[s]))[n - 1] for s, n in admitted.items() if n]
+        assert not left or not kept or max(left) <= min(kept)
+        for slot in range(3):
+            batch.observe(slot, Step(admitted[slot], 0, 1, now[slot][: admitted[slot]]))
+        batch.begin(0, [])
+        assert 0 not in batch._before
+
+
+def test_sglang_s_tiers_leave_drafting_out_and_try_it_again() -> None:
+    tier = StepTier((0, 1, 3), 3, TierRule(down=0.0))
+    lengths = []
+    for accepted in (0,) * 30 + (1,) * 25:
+        tier.update([min(accepted, tier.length)] * 8)
+        lengths.append(tier.length)
+    assert lengths[13] == 3  # ten to warm up, then every five
+    assert lengths[14:35] == [0] * 5 + [1] * 5 + [0] * 5 + [1] * 5 + [3]
+    assert BatchTiers(7).tier(7).candidates == (1, 3, 5, 7)
+    assert [BatchTiers(7).tier(size).length for size in (1, 8, 32, 64, 500)] == [3, 3, 1, 0, 0]
+    batch = make_batch_policy("sglang-tiers", 64, GAMMA, None)
+    assert batch.first(dict.fromkeys(range(64), 4)) == []
+    assert batch.first({0: 4, 1: 0}) == [0]
+    assert batch.onward({0: Signal(1, 0.5, 0, 0), 1: Signal(3, 0.5, 0, 0)}) == [0]
+    assert make_policy("sglang-adaptive:candidates=0,2,start=2", GAMMA).limit() == 2
+
+
+@contextmanager
+def of_engine(variable: str, path: str) -> Iterator[ModuleType]:
+    """A file of an engine's package, run without the rest of it."""
+    folder = Path(os.environ.get(variable, ""))
+    if not (variable in os.environ and (folder / path).is_file()):
+        pytest.skip(f"needs a folder with the engine's package, named by {variable}")
+    spec = importlib.util.spec_from_file_location("engine_rule", folder / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module, package = importlib.util.module_from_spec(spec), path.split("/")[0]
+    text = (folder / path).read_text()
+    names = {line.split()[1] for line in text.splitlines() if line.strip().startswith(f"from {package}")}
+    names |= {f"{package}.envs"} | {package}
+    parts = {".".join(name.split(".")[:n]) for name in names for n in range(1, name.count(".") + 2)}
+    with patch.dict(sys.modules, {name: MagicMock() for name in parts}):
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_sglang_s_own_code_takes_the_same_lengths() -> None:
+    with of_engine("DRAFTGAUGE_SGLANG", "sglang/srt/speculative/adaptive_spec_params.py") as engine:
+        rng = np.random.default_rng(3)
+        theirs, ours = engine.AdaptiveSpeculativeParams(3), BatchTiers(7)
+        for _ in range(2000):
+            size = int(rng.choice([1, 4, 8, 20, 32, 64]))
+            length = theirs.get_steps_for_batch(size)
+            assert ours.tier(size).length == length
+            accepted = np.minimum(rng.integers(0, 8, size), length).tolist()
+            theirs.on_verify_complete(accepted, size)
+            ours.tier(size).update(accepted)
+        for _ in range(1000):
+            candidates = rng.choice(9, int(rng.integers(1, 5)), replace=False).tolist()
+            rule = TierRule(
+                float(rng.random()), 2, 3, float(rng.normal() / 4), float(rng.normal() / 4), float(rng.choice([0, 1.5]))
+            )
+            config = {"candidate_steps": candidates, "ema_alpha": rule.smoothing, "warmup_batches": 2}
+            config |= {"update_interval": 3, "down_hysteresis": rule.down, "up_hysteresis": rule.up}
+            slot = engine.AdaptiveStepSlot(3, config | {"ceiling_coeff": rule.ceiling})
+            tier, chance = StepTier(candidates, 3, rule), float(rng.random())
+            for _ in range(60):
+                accepted = np.minimum(rng.geometric(1 - 0.9 * chance, 3) - 1, tier.length).tolist()
+                slot.update(accepted)
+                tier.update(accepted)
+                assert slot.current_steps == tier.length
+        assert {
+            int(size): (tuple(of["candidate_steps"]), of["down_hysteresis"])
+            for size, of in engine.DEFAULT_ADAPTIVE_CONFIG.items()
+        } == {size: (candidates, rule.down) for size, (candidates, rule) in TIERS.items()}
+
+
+def test_vllm_s_own_code_takes_the_same_budgets() -> None:
+    with of_engine("DRAFTGAUGE_VLLM", "vllm/v1/worker/gpu/spec_decode/adaptive_verification.py") as engine:
+        rng, same = np.random.default_rng(4), 0
+        for _ in range(1000):
+            requests = int(rng.integers(1, 6))
+            chances = rng.random((requests, GAMMA)).astype(np.float32)
+            lengths = rng.integers(0, GAMMA + 1, requests)
+            table = np.cumsum(rng.random(64)) + 3 * rng.random()
+            manager = MagicMock(num_speculative_steps=GAMMA, num_bonus_tokens=1, _max_total_logits=10**6, _stale_idx=0)
+            manager._stale_confidences = [MagicMock(np=chances)]
+            manager.cost_tables = (np.zeros(8), table)
+            names = [str(slot) for slot in range(requests)]
+            manager.req_states.req_id_to_index = {name: at for at, name in enumerate(names)}
+            manager.req_states.num_computed_tokens_np, manager.req_states.prefill_len.np = np.ones((2, requests))
+            scheduled = {name: 1 + int(n) for name, n in zip(names, lengths, strict=True)}
+            drafts = {name: [0] * int(n) for name, n in zip(names, lengths, strict=True)}
+            total = engine.AdaptiveVerificationManager.get_num_tokens(manager, scheduled, drafts)
+            batch = BudgetedBatch(GAMMA, lambda _, tokens, __, table=table: table[tokens])
+            batch._before = dict(enumerate(chances.astype(np.float64)))
+            ours = batch.admit({at: signals(rng, int(n)) for at, n in enumerate(lengths)}, 9)
+            same += sum(ours.values()) + requests == total
+        assert same == 1000
