@@ -183,7 +183,7 @@ def _before_costs(request: AdviseRequest, engine: Engine, run: Run, counts: Spec
     trace, costs = run.read(request.judged.tasks)
     design = design_of(trace, request.judged.split)
     judged, said = provisional(design.trace, costs, engine, run)
-    rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | row for row in judged]
+    rows: list[Row] = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | row for row in judged]
     best = next(row for row in rows if row["recommended"])
     best |= server_row(design, counts) | {"recorded_with": shlex.join(deployment.options) or None}
     length = setting_length(str(best["policy"])) or 0

@@ -40,9 +40,8 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
         DraftgaugeError: for models, prompts, a run or a server that cannot be used.
     """
     if request.url is not None and request.against is not None:
-        parts = (*settings_of(PromptSpec), *settings_of(OutputSpec))
-        used = (*(entry.name for entry in parts), "url", "server", "against", "samples", "temperature")
-        _refuse_others(request, request.url, *used)
+        asked = (entry.name for part in (PromptSpec, OutputSpec) for entry in settings_of(part))
+        _refuse_others(request, request.url, *asked, "url", "server", "against", "samples", "temperature")
         return _parity(request, request.url, request.against, progress)
     if request.url is not None:
         _refuse_others(request, request.url, "url", "server")

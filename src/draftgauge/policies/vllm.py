@@ -102,10 +102,10 @@ class OnlineAcceptance:
     def features(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
         q = np.array([signal.confidence for signal in signals], np.float64)
         with np.errstate(divide="ignore"):
-            return np.clip(np.log(q) - np.log1p(-q), -self.MOST, self.MOST)
+            return np.asarray(np.clip(np.log(q) - np.log1p(-q), -self.MOST, self.MOST))
 
     def chances(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
-        return expit(self.weight * self.features(signals) + self.biases[: len(signals)])
+        return np.asarray(expit(self.weight * self.features(signals) + self.biases[: len(signals)]))
 
     def add(self, signals: Sequence[Signal], accepted: int) -> None:
         """The verified tokens of a request, of which so many were accepted: these and the first rejected one count."""

@@ -78,7 +78,7 @@ def acceptance_of(trace: Trace) -> dict[str, list[float]]:
     """Conditional acceptance by depth, for each task and for all; 0 at depths that no draft reached."""
     found: dict[str, list[float]] = {}
     for row in acceptance_by_depth(trace, resamples=1):
-        found.setdefault(row["task"], []).append(row["alpha"] or 0.0)
+        found.setdefault(str(row["task"]), []).append(float(row["alpha"] or 0.0))
     return found
 
 
