@@ -12,6 +12,7 @@ import pytest
 
 import draftgauge as dg
 from command_line import refusal, succeeds
+from draftgauge.api.quality import QUALITY_NAME
 from draftgauge.core.provenance import write_measurement
 from draftgauge.judging.splits import design_of
 from draftgauge.traces.manifest import COSTS_NAME, ModelEntry, PromptsEntry
@@ -58,7 +59,9 @@ def bench(path: Path, command: str, speed: float) -> Path:
 
 def test_the_fastest_run_is_first_with_its_quality_its_memory_and_the_command_that_decodes_so(runs) -> None:
     slow, fast = runs
+    (fast / QUALITY_NAME).write_text('{"kl": 0.25, "agreement": 0.9}')
     rows = dg.compare((slow, fast))
+    assert [row["kl"] for row in rows] == [0.25, None]
     check_keys(rows, "tokens_per_second", "ratio_to_plain", "gain", "policy")
     assert [row["run"] for row in rows] == [str(fast), str(slow)]
     assert rows[0]["plain_tokens_per_second"] == pytest.approx(3 * rows[1]["plain_tokens_per_second"])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from draftgauge.api.deployed import recorded_with
+from draftgauge.api.quality import read_quality
 from draftgauge.api.requests import PLAIN, CompareRequest, JudgedSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
@@ -57,6 +58,7 @@ def compare(request: CompareRequest) -> list[Row]:
         - ``tokens_per_second`` and ``ratio_to_plain`` of this setting, with ``_low`` and ``_high``.
         - ``gain`` over the first row with ``_low`` and ``_high``, and whether it is ``level`` with it.
         - ``live_policy``, ``live_tokens_per_second``, ``live_plain_tokens_per_second``: of a bench.
+        - ``kl``: to the uncompressed target in nats, where ``profile`` measured it.
         - ``agreement``: the chance that a token is that of the run ``agreement_with`` after the same text.
         - ``weights_mib``: of target and draft as they are held, about.
         - ``device``, ``machine``, ``cost_doubt``.
@@ -96,6 +98,7 @@ def compare_rows(runs: Sequence[Run], live: Mapping[Run, Row], judged: JudgedSpe
             **columns("tokens_per_second", speeds[run].interval()),
             **columns("ratio_to_plain", speeds[run].over(plain)),
             **live.get(run, {}),
+            "kl": read_quality(run.folder).get("kl"),
             "agreement": None if reference is None else _agreement(of.trace, best[reference].trace),
             "agreement_with": None if reference is None else str(reference),
             "weights_mib": None if None in weights else sum(filter(None, weights)) / MIB,
