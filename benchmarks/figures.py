@@ -205,6 +205,32 @@ def headline_table(_: Sequence[Row]) -> Iterator[str]:
         yield f"| {RUN_NAMES[run]} | {own[fixed]['prompts']} | {fixed[6:]} | {' | '.join(speeds)} |"
 
 
+def limit_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Plain decoding by setup: tokens a second, what four tokens cost, memory, and why a setup is left out."""
+    yield "| model | setup | tokens/s | four tokens over one | GiB |"
+    yield "|---|---|---:|---:|---:|"
+    for row in rows:
+        if "setup" not in row or "turn" in row or row["setup"] == "memory":
+            continue
+        if "one_ms" not in row:
+            yield f"| {row['model']} | {row['setup']} | {row['reason']} | | |"
+            continue
+        four = f"{row['four_ms'] / row['one_ms']:.2f}" if "four_ms" in row else ""
+        memory = f"{row['resident_bytes'] / 2**30:.1f}"
+        yield f"| {row['model']} | {row['setup']} | {row['tokens_per_second']:.1f} | {four} | {memory} |"
+
+
+def limit_ratios_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What plain decoding is to reach, and what it does."""
+    yield "| model | figure | over | at least | at most | measured |"
+    yield "|---|---|---|---:|---:|---:|"
+    for row in rows:
+        if "figure" in row:
+            bounds = [f"{row[name]:.2f}" if row[name] else "" for name in ("least", "most")]
+            ratio = "not run here" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            yield f"| {row['model']} | {row['figure']} | {row['over']} | {' | '.join(bounds)} | {ratio} |"
+
+
 def batches_table(rows: Sequence[Row]) -> Iterator[str]:
     """By requests at once: the best fixed length live and in replay, and ``stopping`` over it."""
     yield "| requests | best fixed length, live | and in replay, at the live speed of | `stopping` |"
@@ -226,6 +252,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "best length": ("real-speckv.json", best_length_table),
     "lengths": ("real-speckv.json", lengths_table),
     "real headline": ("real-live-bf16.json", headline_table),
+    "limit": ("limit.json", limit_table),
+    "limit ratios": ("limit.json", limit_ratios_table),
     "batches": ("batch.json", batches_table),
     "real pair": ("real-replayed.json", real_table),
     "real held out": ("real-replayed.json", real_held_out_table),

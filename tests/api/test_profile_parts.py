@@ -179,7 +179,7 @@ def test_a_plan_states_memory_and_disk_and_records_nothing(models: dict[str, Any
     assert row["memory_gib"] == pytest.approx(
         sum(row[f"{part}_gib"] for part in ("weights", "cache", "logits", "copies"))
     )
-    assert row["copies_gib"] >= row["weights_gib"]  # of small models on a CPU; libraries come on top
+    assert row["copies_gib"] > 0.5  # of libraries
     assert row["minutes"] > 0
     assert not (tmp_path / "run").exists()
     record(models, tmp_path / "other")
@@ -195,7 +195,7 @@ def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:
         ({"executor": "slurm"}, "choose one of local, ray"),
         ({"shards": 2, "seconds": 5.0}, "leave out --seconds"),
         ({"gpus": -1.0}, "gpus must be at least 0"),
-        ({"plan": True, "drafter": "./x.gguf"}, "a plan reads configurations, and .*x.gguf is a GGUF file"),
+        ({"plan": True, "drafter": "./x.gguf"}, "a plan reads what transformers loads, and .*x.gguf is a GGUF file"),
     ):
         with pytest.raises(DraftgaugeError, match=match):
             record(models, tmp_path / "run", **options)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from draftgauge.core.errors import ModelError
 from draftgauge.models import growing
 from draftgauge.models.base import CachedModel
-from draftgauge.models.engines import lean_weights
+from draftgauge.models.engines import packing
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
 from tiny import ATTENTION, FAMILIES, LEAN, MIXTURES, one_pass, tiny_model, tokens
@@ -42,7 +42,7 @@ def one_model(family: str) -> PreTrainedModel:
 def build(model: PreTrainedModel, engine: str) -> CachedModel:
     with pytest.MonkeyPatch.context() as patch:
         if engine == "lean-packed":
-            patch.setattr(lean_weights, "PACK_FROM", 0)
+            patch.setattr(packing, "PACK_FROM", 0)
         cached = wrap(model, engine.removesuffix("-packed"))
     if isinstance(cached, StaticModel):
         cached.first_bucket = 8  # so that short texts go through several buckets
@@ -192,7 +192,7 @@ class WithoutWeight(torch.nn.Module):
 
 
 def test_linears_without_a_weight_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_weights, "PACK_FROM", 0)
+    monkeypatch.setattr(packing, "PACK_FROM", 0)
     model, text = tiny_model("llama"), tokens(12)
     expected = one_pass(model, text)
     for layer in model.model.layers:
@@ -208,7 +208,7 @@ def test_linears_without_a_weight_are_called_as_they_are(monkeypatch: pytest.Mon
 def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lean_weights, "PACK_LIMIT", 0)
+    monkeypatch.setattr(packing, "COPY_LIMIT", 0)
     model, text = tiny_model("qwen2"), tokens(12)
     before = one_pass(model, text)
     cached = wrap(model, "lean")
@@ -216,17 +216,6 @@ def test_fusing_leaves_the_transformers_model_as_it_was_and_holds_nothing_twice(
     assert torch.equal(one_pass(model, text), before)
     attention = model.model.layers[0].self_attn
     assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
-
-
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU does not multiply bfloat16")
-def test_on_a_cpu_one_token_in_bfloat16_is_rounded_as_several_are() -> None:
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(1536, 1536, bias=True, dtype=torch.bfloat16)
-    multiply, rows = lean_weights.projection([linear], pack=False), torch.randn(2, 1536, dtype=torch.bfloat16)
-    with torch.inference_mode():
-        alone, together = multiply(rows[:1]), multiply(rows)
-    assert alone.shape == (1, 1536)
-    assert torch.equal(alone, together[:1])
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}

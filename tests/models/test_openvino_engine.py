@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from command_line import rows_of, succeeds
+from draftgauge.api.genai_arms import genai_arms
 from draftgauge.api.pair import Pair, load_pair
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
@@ -134,6 +136,18 @@ def test_greedy_speculation_is_lossless(pair: Pair, policy: str) -> None:
         assert result.tokens == plain_decode(pair.target, prompt, settings).tokens
         accepted += sum(step.accepted for step in result.steps)
     assert (accepted > 10) == (policy != "no-draft")
+
+
+def test_pipelines_of_genai_end_where_plain_decoding_does(pair: Pair) -> None:
+    arms = genai_arms(pair, 24, 3)
+    assert [arm.name for arm in arms] == ["genai-generate", "genai-prompt-lookup:3", "genai-assisted:3"]
+    plain = plain_decode(pair.target, PROMPTS[0], DecodingSettings(24)).tokens
+    ends = frozenset({plain[9]})
+    for arm in genai_arms(replace(pair, end_tokens=ends), 24, 3):
+        (run,) = arm.run(PROMPTS[0])
+        assert run.tokens == plain[: plain.index(plain[9]) + 1], arm.failed
+        assert run.timed < len(run.tokens)
+        assert run.seconds > 0
 
 
 def test_sampled_speculation_has_the_targets_law(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:

@@ -20,6 +20,7 @@ from draftgauge.core.provenance import read_measurement
 from draftgauge.judging.evaluate import evaluate
 from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.policies import make_policy
+from draftgauge.reporting.page import _task_speed
 from draftgauge.reporting.style import COLOURS, signed
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.manifest import COSTS_NAME
@@ -133,6 +134,15 @@ def test_the_tables_hold_the_figures_of_replay(page, runs, number):
     columns = (4, 5) if number == 0 else (2, 3)  # live columns are only where something was measured
     assert pooled[columns[0]] == f"{outcome.tokens_per_step:.3f}"
     assert pooled[columns[1]] == speed(outcome.tokens_per_second)
+
+
+def test_tokens_a_second_stand_beside_every_ratio_of_the_advice(html, runs):
+    for run in runs:
+        plain = plain_replay(read_trace(run), CostCurve.load(run / COSTS_NAME)).tokens_per_second
+        assert f"tokens/s, modelled; plain {speed(plain)}<" in html
+    for faster, shown in ((150.0, "150"), (80.0, "100")):  # of plain decoding at 100
+        fixed = [{"tokens_per_second": of, "ratio_to_plain": of / 100} for of in (90.0, faster)]
+        assert _task_speed(fixed) == shown
 
 
 def test_live_figures_stand_beside_modelled_ones(page):

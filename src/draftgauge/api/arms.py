@@ -28,6 +28,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
+from draftgauge.models.base import skeleton_of
 from draftgauge.models.device import seconds
 from draftgauge.models.transformers_calls import no_hints
 from draftgauge.policies.base import Policy
@@ -270,7 +271,7 @@ def transformers_arms(
 ) -> list[Arm]:
     """``generate()`` plain, with prompt lookup, assisted at its defaults and at a constant length, if it runs these.
     ``specs`` that are rules of transformers set the values of further arms."""
-    if pair.target.module is None:
+    if skeleton_of(pair.target) is None:
         return []
     chosen: dict[str, dict[str, Any]] = {GENERATE: {}, PROMPT_LOOKUP: _looked_up(), ASSISTED: {}}
     chosen[f"{ASSISTED_CONSTANT}:{gamma}"] = _assisted(0.0, gamma)
@@ -279,7 +280,7 @@ def transformers_arms(
         if written and rule in _RULES:
             name, settings = _RULES[rule]
             chosen[f"{name}:{written}"] = settings(**PolicySpec.of(spec).arguments)
-    assists = pair.draft is not None and pair.draft.module is not None
+    assists = pair.draft is not None and skeleton_of(pair.draft) is not None
     return [
         Arm(name, partial(TransformersBaseline(pair, name, settings).run, max_new_tokens=max_new_tokens), outside=True)
         for name, settings in chosen.items()

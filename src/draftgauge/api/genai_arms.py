@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -34,7 +33,7 @@ class GenaiBaseline:
     def open(self) -> Any:
         import openvino_genai as genai
 
-        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         settings |= FLOAT32 if self.pair.target.spec.engine == EXACT else {}
         how: dict[str, Any] = {}
         if self.kind == LOOKUP_PIPELINE:
@@ -51,7 +50,7 @@ class GenaiBaseline:
         class Clock(genai.StreamerBase):  # type: ignore[misc]
             first_at, first_tokens = 0.0, 0
 
-            def write(self, tokens: int | Collection[int]) -> Any:
+            def write(self, tokens: Any) -> Any:
                 if not self.first_tokens:
                     self.first_at, self.first_tokens = time.perf_counter(), np.size(tokens)
                 return genai.StreamingStatus.RUNNING

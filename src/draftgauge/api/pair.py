@@ -21,7 +21,7 @@ from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, skeleton_of
 from draftgauge.models.compression import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
 from draftgauge.models.fingerprint import fingerprint, was_sampled
@@ -79,7 +79,7 @@ class Pair:
         target: Any  # None in vLLM, which hands none over
         if isinstance(drafter, PreTrainedModel):
             kind, source, target = LanguageModelSource.name, None, load()
-            _check_models(target.module, drafter, tokenizer)
+            _check_models(None if target is None else skeleton_of(target), drafter, tokenizer)
             drafts: DraftSource = LanguageModelSource(None, wrap(drafter, options.engine))
         elif drafter is not None and not isinstance(drafter, str | Path):
             raise DraftgaugeError(
@@ -93,9 +93,9 @@ class Pair:
             target = load()
             drafts = drafter_kind(kind).load(source, target, options)
             if tokenizer is None and drafts.model is not None and target is not None:
-                if drafts.model.module is None:
+                if (beside := skeleton_of(drafts.model)) is None:
                     raise DraftgaugeError(f"{drafter} is not of transformers: give the target's tokenizer to compare")
-                _check_models(target.module, drafts.model.module, None)
+                _check_models(skeleton_of(target), beside, None)
         taps = None if drafts.tap_plan is None else attach_taps(target, drafts.tap_plan)
         asked = None if source is None else REFERENCE if drafter in (None, kind) else str(drafter)
         ends = end_tokens(target, tokenizer)
@@ -115,7 +115,7 @@ class Pair:
     def models(self) -> list[object]:
         """What decodes one request at a time, as it has one cache."""
         both = [each for each in (self.target, self.draft) if each is not None]
-        return [each if each.module is None else each.module for each in both]
+        return [skeleton_of(each) or each for each in both]
 
     @property
     def context(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from draftgauge.api.pair import Pair, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.api.profile_estimate import estimate_rows
 from draftgauge.api.prompts import choose_prompts, encode_prompts, log
+from draftgauge.api.quality import measure_quality, read_quality
 from draftgauge.api.recording import (
     LLAMA_CPP,
     check_batches,
@@ -40,6 +41,7 @@ from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.meter import measured_span
+from draftgauge.models.base import skeleton_of
 from draftgauge.models.compression import QUANTISED, check_quantises, quantization_config
 from draftgauge.models.device import release_unused
 from draftgauge.models.prompts_text import answers_warning
@@ -81,7 +83,9 @@ def profile(request: ProfileRequest, *, pair: Pair | None = None, progress: Prog
     _check_recordable(request)
     if request.plan:
         return estimate_rows(request)
-    return profile_rows(record_runs(request, progress, pair=pair))
+    runs = record_runs(request, progress, pair=pair)
+    measure_quality(request, runs, progress)
+    return profile_rows(runs)
 
 
 def record_runs(
@@ -179,7 +183,7 @@ def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
     later = [
         name for name in request.pair.compression if name in (*QUANTISED, *WEIGHT_ONLY) and name != pair.compression
     ]
-    if later and pair.target.module is not None:  # a GGUF file has none
+    if later and skeleton_of(pair.target) is not None:  # a GGUF file has none
         config = read_configuration(pair.target_name, trusted)
         for name in later:
             check_quantises(config, name, pair.target.spec.device, trusted)
@@ -221,16 +225,18 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
     ``hindsight_gain`` is the modelled speed of the hindsight optimum over that of the best fixed length (0 included),
     minus 1. ``differing`` is the share of positions of a serving engine's answers whose token is not the target's
-    choice. ``cost_doubt`` says why the costs are not to be trusted. For a mixture of experts, ``experts_1``,
-    ``experts_2``, ... say how many experts a layer reads to verify so many tokens, ``verify_1_ms``, ... how long that
-    takes. For a GGUF file ``kernels`` names the instruction sets that llama.cpp used.
+    choice. ``kl`` and ``agreement`` compare a compressed target with the uncompressed one
+    (:func:`~draftgauge.api.quality.measure_quality`). ``cost_doubt`` says why the costs are not to be trusted. For a
+    mixture of experts, ``experts_1``, ``experts_2``, ... say how many experts a layer reads to verify so many tokens,
+    ``verify_1_ms``, ... how long that takes. For a GGUF file ``kernels`` names the
+    instruction sets that llama.cpp used.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
         recorded = Run(run)
         manifest, (trace, costs) = recorded.manifest, recorded.read()
         verify = costs.verify[len(costs.contexts) // 2]
-        noted = None if manifest.outputs is None else read_differences(run)
+        noted, quality = None if manifest.outputs is None else read_differences(run), read_quality(run)
         for task, mask in task_masks(trace):
             part = select(trace, mask)
             fixed = [outcome.tokens_per_second for outcome in replay_fixed_all(part, costs)]
@@ -249,6 +255,8 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
                     "cost_ratio": costs.cost_ratio(),
                     "cost_doubt": costs.doubt() or None,
                     "verify_one_ms": 1e3 * verify[0],
+                    "kl": quality.get("kl"),
+                    "agreement": quality.get("agreement"),
                     "differing": None if noted is None else sum(differ) / part.positions,
                     "device": manifest.device,
                     "run": str(run),

@@ -20,7 +20,6 @@ from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.meter import measured_span
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes, seconds
-from draftgauge.models.engines.lean_weights import PACK_LIMIT
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.growing import most_places
 from draftgauge.models.loading import load_tokenizer, made_by_others
@@ -32,7 +31,7 @@ COPIES = 3  # of a chunk of logits: themselves, probabilities, a temporary
 LOGITS_BYTES = 4
 GIB = 2**30
 PROCESS_BYTES = 0.5 * GIB  # of Python, torch and transformers
-COPIED, PACKED = 0.5, 1.0  # of a model's weights on a CPU: fused linears, and whole copies of a small model's
+COPIED = 0.15  # of a model's weights on a CPU: a head that is an embedding too, and what is copied while packing
 
 
 def estimate_rows(request: ProfileRequest) -> list[dict[str, Any]]:
@@ -86,7 +85,7 @@ def _row(
         width = dtype.itemsize
         size = sum(p.numel() for p in model.parameters()) * weight_bytes(held, dtype)
         weights += size
-        copies += size * (device.type == "cpu") * (PACKED if size <= PACK_LIMIT else COPIED)
+        copies += size * (device.type == "cpu") * COPIED
         context = getattr(config, "max_position_embeddings", None) or UNLIMITED
         places = most_places(min(measured, context), context) + of_batches
         cache += places * width * cached_numbers(config)

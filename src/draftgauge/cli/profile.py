@@ -15,6 +15,12 @@ COLUMNS = named("task", "prompts") | {
     "tokens": "tokens",
     "cost_ratio": "draft / verify cost",
 }
+QUALITY_COLUMNS = {
+    "compression": "target",
+    "verify_one_ms": "verify(1), ms",
+    "kl": "KL to uncompressed, nats",
+    "agreement": "same choice",
+}
 EXPERT_COLUMNS = {"k": "k", "ms": "verify(k), ms", "experts": "experts that a layer reads"}
 PLAN_COLUMNS = {
     "compression": "target",
@@ -43,6 +49,9 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
         return rows
     differing = {"differing": "not the target's choice"} if request.outputs is not None else {}
     show_table("Recorded", rows, by_target(rows, COLUMNS | differing))
+    if any(row["kl"] is not None for row in rows):
+        whole = [row for row in rows if row["task"] == "all"]
+        show_table("Quality beside speed", whole, QUALITY_COLUMNS)
     for row in rows:
         if row["task"] == "all" and "experts_1" in row:
             counts = range(1, row["gamma_max"] + 2)

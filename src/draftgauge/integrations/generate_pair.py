@@ -19,7 +19,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import PLAIN_TENSORS, why_not_lean
-from draftgauge.models.engines.lean_weights import packs
+from draftgauge.models.engines.packing import packs
 from draftgauge.models.loading import wrap
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import CostCurve

@@ -62,9 +62,11 @@ class CachedModel(Protocol):
     """One sequence (batch of one) with its KV cache: ``forward`` appends, ``truncate`` rolls back."""
 
     spec: ModelSpec
-    module: PreTrainedModel
-    """The transformers model behind it: its configuration, its generation settings, and the same weights. None in the
-    gguf and openvino engines, which have none."""
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The transformers model behind it with the same weights: None in the gguf and openvino engines, which
+        have none."""
 
     @property
     def length(self) -> int:
@@ -99,3 +101,9 @@ class CachedModel(Protocol):
         Raises:
             ModelError: if a start is outside the cached sequence.
         """
+
+
+def skeleton_of(model: CachedModel) -> PreTrainedModel | None:
+    """The transformers model behind an engine for its configuration and structure: it may lack weights, which
+    ``module`` gives back."""
+    return getattr(model, "skeleton", None) or model.module

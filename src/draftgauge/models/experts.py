@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, skeleton_of
 from draftgauge.models.device import upload
 
 LONGEST = 1024  # tokens of text that are looked at
@@ -27,7 +27,8 @@ def experts_read(target: CachedModel, text: Sequence[int], most: int) -> tuple[f
     def note(router: nn.Module, inputs: Any, output: Any) -> None:
         chosen.extend(part for part in output if isinstance(part, Tensor) and not part.is_floating_point())
 
-    modules = () if target.module is None else target.module.modules()
+    skeleton = skeleton_of(target)
+    modules = () if skeleton is None else skeleton.modules()
     routers = [module for module in modules if type(module).__name__.endswith("Router")]
     tokens = text[: min(LONGEST, target.spec.context)]
     if not routers or len(tokens) < most:

@@ -36,6 +36,7 @@ from draftgauge.models.engines.openvino_folder import is_openvino
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, model_folder
+from draftgauge.models.mapped import release_freed
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.transformers_calls import no_bars
 from draftgauge.models.weight_only import quantise
@@ -83,7 +84,9 @@ def load_model(
         return OpenvinoModel(Path(source), chosen_engine, trust_remote_code)
     model = load_module(source, compression, device, trust_remote_code, device_map)
     with clear_memory_errors(f"{source} at compression {compression}", model.device):
-        return wrap(model, engine)
+        wrapped = wrap(model, engine, owned=True)
+    release_freed()
+    return wrapped
 
 
 def load_module(
@@ -215,11 +218,11 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
+def wrap(model: PreTrainedModel, engine: str = "auto", owned: bool = False) -> CachedModel:
     """A model behind the cache contract.
 
     ``auto`` takes fixed shapes on a GPU, the lean engine elsewhere, and transformers' modules where neither is known to
-    be right.
+    be right. Of an ``owned`` model, which nobody else holds, the lean engine takes the weights over.
     """
     check_engine(engine)
     if engine == "auto":
@@ -228,10 +231,9 @@ def wrap(model: PreTrainedModel, engine: str = "auto") -> CachedModel:
             engine = "static" if model.device.type == "cuda" and why_not_recorded(model) is None else "lean"
         elif of_a_family(model):
             warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
-    engines: dict[str, type[LeanModel] | type[ModulesModel]] = {"static": StaticModel, "lean": LeanModel}
-    if engine not in engines and any(map(holds_states, rollback_cache(model).layers)):
-        return RecurrentModel(model)
-    return engines.get(engine, ModulesModel)(model)
+    if engine in ("lean", "static"):
+        return (StaticModel if engine == "static" else LeanModel)(model, owned)
+    return (RecurrentModel if any(map(holds_states, rollback_cache(model).layers)) else ModulesModel)(model)
 
 
 def engine_at(engine: str, known: str, compression: str, device: torch.device) -> str:

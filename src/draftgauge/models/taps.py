@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, skeleton_of
 from draftgauge.models.engines.gguf import GgufModel
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.modules import ModulesModel, rollback_cache
@@ -61,7 +61,7 @@ class Taps:
         if not pairs:
             return None, None
         keys = torch.stack([pair[0][:, begin:end] for pair in pairs])
-        return ordered(self._model.module, keys), torch.stack([pair[1][:, begin:end] for pair in pairs])
+        return ordered(skeleton_of(self._model), keys), torch.stack([pair[1][:, begin:end] for pair in pairs])
 
 
 def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
@@ -80,8 +80,9 @@ def attach_taps(model: CachedModel, plan: TapPlan) -> Taps:
             f"taps are for the lean and the modules engine, not for a {type(model).__name__}: attach them to the "
             "model itself"
         )
-    config = model.module.config.get_text_config()
-    devices = {str(parameter.device) for parameter in model.module.parameters()}
+    skeleton = model.skeleton if isinstance(model, LeanModel) else model.module
+    config = skeleton.config.get_text_config()
+    devices = {str(parameter.device) for parameter in skeleton.parameters()}
     if plan.kv_layers and len(devices) > 1:
         raise ModelError(
             f"keys and values cannot be tapped from a model that is spread over {', '.join(sorted(devices))}: choose a "

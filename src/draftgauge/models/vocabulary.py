@@ -51,7 +51,7 @@ def end_tokens(*sources: Any) -> frozenset[int]:
     """Ids that end a text: all that models (in both their configurations), configurations or tokenizers name."""
     end_ids: set[int] = set()
     for source in sources:
-        model = getattr(source, "module", source)
+        model = getattr(source, "skeleton", None) or getattr(source, "module", source)
         for holder in (source, model, getattr(model, "config", None), getattr(model, "generation_config", None)):
             ids = getattr(holder, "eos_token_id", None)
             listed = [] if ids is None else ids if isinstance(ids, list | tuple | set | frozenset) else [ids]

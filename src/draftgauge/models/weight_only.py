@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from draftgauge.core.compressions import INT4, INT8_WEIGHT
 from draftgauge.core.errors import warn
 from draftgauge.models.device import private
+from draftgauge.models.mapped import forget
 
 GROUP = 32  # inputs that share a scale of int4
 INT4_OUTPUTS = 16  # the int4 kernel takes multiples of this many outputs
@@ -112,6 +113,7 @@ def quantise(model: nn.Module, compression: str) -> None:
                 left += 1
                 continue
             setattr(parent, name, _in_full(linear, compression) if lacking else _packed(linear, compression))
+            forget(linear.weight)
     dtype, bits = _dtype_name(model), 4 if compression == INT4 else 8
     if lacking:
         name = "torch." + lacking[-1]

@@ -130,13 +130,29 @@ def advise(run: JudgedRun) -> dict[str, Any]:
         "drafted_cost": run.cost.cost_ratio(),
         "verify_growth": verify[gamma] / verify[0],
         "tokens_per_step": fixed[gamma]["tokens_per_step"],
+        "speeds": _speeds(run),
         "flags": _flags(run) if run.verdict.speculate and not run.verdict.unknown else [],
         "tasks": [
-            (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]))
+            (task, best_length(own), max(1.0, own[best_length(own)]["ratio_to_plain"]), _task_speed(own))
             for task, own in by_task
             if own[0]["prompts"] >= MIN_PROMPTS and not run.verdict.unknown
         ],
     }
+
+
+def _plain_speed(row: Row) -> float:
+    return float(row["tokens_per_second"] / row["ratio_to_plain"])
+
+
+def _task_speed(fixed: Sequence[Row]) -> str:
+    """Tokens a second at the best fixed length, or plain where that is faster."""
+    return speed(max(_plain_speed(fixed[0]), fixed[best_length(fixed)]["tokens_per_second"]))
+
+
+def _speeds(run: JudgedRun) -> tuple[str, str] | None:
+    """Tokens a second, modelled, with the setting advised and of plain decoding; None where it was not replayed."""
+    row = run.rows.get((ALL_TASKS, run.verdict.setting))
+    return None if row is None else (speed(row["tokens_per_second"]), speed(_plain_speed(row)))
 
 
 def _flags(run: JudgedRun) -> list[tuple[str, str]]:

@@ -40,16 +40,26 @@ class LeanModel:
     _cos: Tensor
     _sin: Tensor
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.module = model.eval()
+    def __init__(self, model: PreTrainedModel, owned: bool = False) -> None:
+        self.skeleton = model.eval()
         self.spec = model_spec(model, self.engine)
-        self._weights = fuse(model)
+        self._weights = fuse(model, owned)
         self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._length = 0
         shape = len(self._weights.layers), 2 * self._weights.key_heads, 0, self._weights.head_dim
         self._cache = torch.empty(shape, dtype=self.spec.dtype, device=self.spec.device)
         with torch.inference_mode():
             self._grow(0)
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The transformers model with all its weights: those that were packed are from then on held twice."""
+        self._weights.packing.restore()
+        return self.skeleton
+
+    @module.setter
+    def module(self, model: PreTrainedModel) -> None:
+        self.skeleton = model
 
     @property
     def length(self) -> int:

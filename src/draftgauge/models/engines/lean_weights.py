@@ -1,9 +1,4 @@
-"""The weights of a Llama-like decoder as plain functions, fused and in the order in which the lean engine uses them.
-
-On a CPU linears are packed where that pays: oneDNN multiplies by weights that were laid out for it once. On one core in
-bfloat16 SmolLM2-135M then verifies 9 tokens in 32 ms instead of 53. These are the operators that TorchInductor calls
-for frozen weights.
-"""
+"""The weights of a Llama-like decoder as plain functions, fused and in the order in which the lean engine uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +13,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.device import private
 from draftgauge.models.engines.lean_families import (
     ACTIVATIONS,
     GEMMA,
@@ -30,6 +24,7 @@ from draftgauge.models.engines.lean_families import (
     why_not_recorded,
     window_of,
 )
+from draftgauge.models.engines.packing import Packing, packing_of
 from draftgauge.models.hidden import ScoreRule, score_rule
 from draftgauge.models.weight_only import WeightOnlyLinear, joined
 
@@ -41,10 +36,6 @@ Update = Callable[[Tensor], object]
 Mix = Callable[..., Tensor]
 """Attention as ``torch.nn.functional.scaled_dot_product_attention`` computes it: queries, keys, values, ``attn_mask``,
 ``enable_gqa``."""
-
-PACK_LIMIT = 2 << 30  # bytes of weights: packed ones are a copy, which a larger model cannot afford
-PACK_FROM = 1 << 16  # elements of a weight: below, the call itself costs more than it saves
-PACK_TOKENS = 8  # the number of tokens that the layout is chosen for
 
 
 class LeanLayer(NamedTuple):
@@ -86,22 +77,24 @@ class LeanWeights:
     query_heads: int
     key_heads: int
     head_dim: int
+    packing: Packing
     eager: str | None = None
     window: Window | None = None
 
 
-def fuse(model: PreTrainedModel) -> LeanWeights:
+def fuse(model: PreTrainedModel, owned: bool = False) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
-    The model itself stays usable. Models of up to 2 GiB on a CPU get packed copies of their linears. Otherwise the
+    On a CPU linears are packed where that pays. An ``owned`` model gives its weights up for it, layer by layer, and
+    ``packing.restore`` gives them back. Another one of up to 2 GiB keeps them beside packed copies. Otherwise the
     model's own linears become views of the fused weights. Quantised linears and experts are called as they are.
     """
     reason = why_not_lean(model)
     if reason is not None:
         raise ModelError(f"the lean engine cannot run this model: {reason}; use engine='auto' or 'modules'")
     config, decoder = model.config, model.model
-    pack, bases, score = packs(model), rotary_bases(config), score_rule(model, 0)
-    head, table = projection([model.lm_head], pack), decoder.embed_tokens.weight
+    packing, bases, score = packing_of(model, owned), rotary_bases(config), score_rule(model, 0)
+    head, table = projection([model.lm_head], packing), decoder.embed_tokens.weight
     cap = getattr(config, "final_logit_softcapping", None)
     scale = getattr(decoder.embed_tokens, "embed_scale", None)  # Gemma's
     scale = None if scale is None else scale.to(table.dtype)
@@ -115,10 +108,10 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
             before_mlp = layer.pre_feedforward_layernorm
         fused = LeanLayer(
             input_norm=_norm(layer.input_layernorm.weight, config),
-            qkv=projection([attention.q_proj, attention.k_proj, attention.v_proj], pack),
+            qkv=projection([attention.q_proj, attention.k_proj, attention.v_proj], packing),
             rotate=_rotation(attention, config),
-            output=residual(attention.o_proj, pack, after_attention),
-            mlp=_mlp(layer.mlp, config, _norm(before_mlp.weight, config), after_mlp, pack),
+            output=residual(attention.o_proj, packing, after_attention),
+            mlp=_mlp(layer.mlp, config, _norm(before_mlp.weight, config), after_mlp, packing),
         )
         layers.append(fused)
     return LeanWeights(
@@ -133,76 +126,39 @@ def fuse(model: PreTrainedModel) -> LeanWeights:
         query_heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
         head_dim=decoder.layers[0].self_attn.head_dim,
+        packing=packing,
         eager=why_not_recorded(model),
         window=window_of(config),
     )
 
 
-def packs(model: nn.Module) -> bool:
-    """Whether to pack this model's linears: a small one, on a CPU whose oneDNN multiplies in its dtype."""
-    weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-    operators = private("ops.mkldnn._reorder_linear_weight"), private("ops.mkldnn._linear_pointwise")
-    small = sum(weight.nbytes for weight in weights) <= PACK_LIMIT
-    return small and None not in operators and _cpu_multiplies(weights[0])
-
-
-def _cpu_multiplies(weight: Tensor) -> bool:
-    """Whether it lies on a CPU whose oneDNN multiplies in its dtype."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    names = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    supported = private(f"ops.mkldnn.{names.get(weight.dtype)}")
-    return weight.dtype == torch.float32 or (supported is not None and bool(supported()))
-
-
-def projection(linears: Sequence[Any], pack: bool) -> Projection:
+def projection(linears: Sequence[Any], packing: Packing) -> Projection:
     """One function whose outputs are those of the linears side by side.
 
     Args:
         linears: with the same input. Other modules than ``nn.Linear`` (quantised ones) are called as they are.
-        pack: pack the fused weight if it is large enough; otherwise the linears become views of it.
+        packing: packs the fused weight where that pays; otherwise the linears become views of it.
     """
     if all(isinstance(linear, WeightOnlyLinear) for linear in linears) and (whole := joined(linears)) is not None:
         return whole
     if any(type(linear) is not nn.Linear for linear in linears):
         return linears[0] if len(linears) == 1 else lambda x: torch.cat([linear(x) for linear in linears], -1)
-    pack = pack and sum(linear.weight.numel() for linear in linears) >= PACK_FROM
-    weight = _joined([linear.weight for linear in linears], share=not pack)
-    bias = None if linears[0].bias is None else _joined([linear.bias for linear in linears], share=not pack)
-    if pack:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_TOKENS)
-        multiply = torch.ops.mkldnn._linear_pointwise.default
-        return lambda x: multiply(x, packed, bias, "none", [], "")
-    if weight.dtype == torch.bfloat16 and _cpu_multiplies(weight):
-        # oneDNN's kernel for one row takes 15% longer than that for two over Qwen2.5-Coder-1.5B.
-        return lambda x: F.linear(x.expand(2, -1) if len(x) == 1 else x, weight, bias)[: len(x)]
-    return lambda x: F.linear(x, weight, bias)
+    return packing.multiply(linears)
 
 
-def _joined(parts: Sequence[nn.Parameter], share: bool) -> Tensor:
-    """Parameters side by side along their rows; with ``share`` each one then reads its part of the whole."""
-    if share and len(parts) == 1:
-        return parts[0].detach()
-    whole = torch.cat([part.detach() for part in parts])
-    if share:
-        for part, piece in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-            part.data = piece
-    return whole
-
-
-def residual(linear: Any, pack: bool, norm: Norm | None = None) -> Residual:
+def residual(linear: Any, packing: Packing, norm: Norm | None = None) -> Residual:
     """A function that adds a linear's output, normed in Gemma 2 and 3, to the residual ``x`` in place."""
-    project = projection([linear], pack)
+    project = projection([linear], packing)
     if norm is None:
         return lambda x, inner: x.add_(project(inner))
     return lambda x, inner: x.add_(norm(project(inner)))
 
 
-def _mlp(mlp: Any, config: PreTrainedConfig, before: Norm, after: Norm | None, pack: bool) -> Update:
+def _mlp(mlp: Any, config: PreTrainedConfig, before: Norm, after: Norm | None, packing: Packing) -> Update:
     if has_experts(mlp):  # called as a whole, whatever form transformers gives them
         return lambda x: x.add_(mlp(before(x)[None])[0])
     activation = ACTIVATIONS[activation_name(config)]
-    project, add = projection([mlp.gate_proj, mlp.up_proj], pack), residual(mlp.down_proj, pack, after)
+    project, add = projection([mlp.gate_proj, mlp.up_proj], packing), residual(mlp.down_proj, packing, after)
 
     def gated(x: Tensor) -> None:
         gate, up = project(before(x)).chunk(2, -1)

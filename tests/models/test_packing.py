@@ -1,0 +1,119 @@
+"""Linears packed for oneDNN: bit by bit the same weights, held once, in the layout that is timed as the fastest."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftgauge.models.engines import packing
+from draftgauge.models.engines.packing import Layout, Packing, packing_of
+from draftgauge.models.loading import load_model, wrap
+from tiny import one_pass, save_tiny, tiny_model, tokens
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "PACK_FROM", 0)
+    monkeypatch.setattr(packing, "_CHOSEN", {})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "mixtral"])
+def test_an_owned_model_gives_its_weights_up_and_has_them_back_when_asked(family: str, tied: bool) -> None:
+    model, text = tiny_model(family, tie_word_embeddings=tied), tokens(12)
+    before, weights = one_pass(model, text), {name: part.clone() for name, part in model.state_dict().items()}
+    cached = wrap(model, "lean", owned=True)
+    attention = model.model.layers[0].self_attn
+    assert attention.q_proj.weight.numel() == attention.o_proj.weight.numel() == 0
+    assert (model.lm_head.weight.numel() == 0) != tied  # an embedding stays
+    torch.testing.assert_close(cached.forward(text), before, rtol=1e-4, atol=5e-4)
+    assert attention.q_proj.weight.numel() == 0  # decoding asks for nothing
+    assert cached.module is model
+    assert all(torch.equal(part, weights[name]) for name, part in model.state_dict().items())
+    torch.testing.assert_close(one_pass(model, text), before)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        # seconds of one token and of four: packed, packed as two, plain, plain as two
+        ((5, 6, 5, 6, 7, 8, 7, 8), Layout(True)),
+        ((7, 8, 5, 8, 9, 9, 9, 9), Layout(True, two=True)),
+        ((7, 8, 6.5, 8, 9, 9, 9, 9), Layout(True)),  # too close to call
+        ((5, 6, 5, 6, 3, 4, 3, 4), Layout(False)),
+        ((5, 6, 5, 6, 6, 4, 3, 4), Layout(False, two=True)),
+    ],
+)
+def test_the_layout_is_the_one_that_is_timed_as_the_fastest(times, expected, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "TIMED_FROM", 0)
+    asked = itertools.cycle(times)
+    monkeypatch.setattr(packing, "_seconds", lambda *_: next(asked))
+    model = tiny_model()
+    assert packing_of(model, owned=True).layout == expected
+    assert len(packing._some([torch.empty(3, 4), torch.empty(2, 4)])) == 2
+    monkeypatch.setattr(packing, "TIMED", 1)
+    assert [len(each) for each in packing._some([torch.empty(3, 4), torch.empty(2, 4)])] == [2]
+    monkeypatch.setattr(packing, "TIMED", 32 << 20)
+    monkeypatch.setattr(packing, "_seconds", None)  # a process times once
+    assert packing_of(tiny_model(), owned=True).layout == expected
+
+
+def test_a_processor_without_the_instructions_is_named_once_with_what_it_costs(monkeypatch) -> None:
+    monkeypatch.setattr(packing, "TIMED_FROM", 0)
+    monkeypatch.setattr(packing, "_cpu_multiplies", lambda weight: weight.dtype == torch.float32)
+    asked = itertools.cycle((1.0, 2.5))
+    monkeypatch.setattr(packing, "_seconds", lambda *_: next(asked))
+    with pytest.warns(UserWarning, match=r"does not multiply bfloat16.*4 tokens takes 2\.5 times one.*fp32") as said:
+        cached = wrap(tiny_model().bfloat16(), "lean", owned=True)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrap(tiny_model().bfloat16(), "lean", owned=True)
+    assert cached.skeleton.lm_head.weight.numel()
+    assert packing_of(tiny_model(), owned=True).layout.packed
+
+
+@pytest.mark.parametrize("layout", [Layout(*flags) for flags in itertools.product((True, False), repeat=2)])
+@torch.inference_mode()
+def test_every_layout_multiplies_alike(layout: Layout) -> None:
+    parts = [torch.nn.Linear(64, size) for size in (48, 16)]
+    x = torch.randn(5, 64)
+    expected = torch.cat([part(x) for part in parts], -1)
+    multiply = Packing(layout, owned=True).multiply(parts)
+    for rows in (1, 2, 5):
+        torch.testing.assert_close(multiply(x[:rows]), expected[:rows])
+    if layout.two:
+        assert torch.equal(multiply(x[:1]), multiply(x[:1].repeat(2, 1))[:1])
+
+
+MEASURE = """
+import sys, torch
+from draftgauge.models.loading import load_model
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+load_model(sys.argv[1], "fp32", "cpu").forward(torch.tensor([1, 2, 3]))  # libraries
+before = resident()
+model = load_model(sys.argv[2], "fp32", "cpu")
+model.forward(torch.tensor([1, 2, 3]))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_weights_are_held_once_after_loading(tmp_path: Path) -> None:
+    wide = {"hidden_size": 768, "intermediate_size": 3072, "vocab_size": 2048, "num_hidden_layers": 4}
+    small, large = save_tiny(tmp_path / "small", "llama"), save_tiny(tmp_path / "large", "llama", **wide)
+    ran = subprocess.run([sys.executable, "-c", MEASURE, small, large], capture_output=True, text=True, check=True)
+    assert 0.9 < int(ran.stdout) / (large / "model.safetensors").stat().st_size < 1.15
+
+
+def test_loading_owns_what_it_loads(tmp_path: Path) -> None:
+    cached = load_model(save_tiny(tmp_path, "llama"), "fp32", "cpu")
+    assert cached.skeleton.model.layers[0].mlp.down_proj.weight.numel() == 0
