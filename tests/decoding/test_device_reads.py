@@ -5,9 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedModel
 
@@ -16,6 +19,9 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter, record_passes
+from draftgauge.drafters.mtp.building import build_mtp
+from draftgauge.drafters.mtp.live import MtpDrafter
+from draftgauge.drafters.mtp.net import Head, MtpNet
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.live import new_drafter
@@ -23,13 +29,14 @@ from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.engines import static
 from draftgauge.models.engines.static import StaticRows
-from draftgauge.models.loading import wrap
+from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.policies.base import PolicyBase
 from draftgauge.policies.batch import PerRequest
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.verification import Sampling
 from fake_cuda import FakeCuda, fake_cuda, on_gpu
+from mtp_heads import save_with_heads
 from tiny import tiny_model
 
 GAMMA = 2
@@ -244,3 +251,24 @@ def test_devices_and_dtypes_fit_with_branches_and_taps(
     assert taps.hidden(0, 90).dtype == dtype
     starts = torch.ones(4, dtype=torch.int64, device="cuda:0")
     assert cached.branches(starts).step(starts).shape == (4, 96)
+
+
+def test_a_recorded_mtp_head_launches_no_more_than_a_trained_drafter(gpu: FakeCuda, tmp_path: Path) -> None:
+    """Of one layer each and equal widths: the family's own layer is launched as one graph, as ``hidden`` is."""
+    with unset_fake_temporarily():
+        save_with_heads(tmp_path, "qwen2", vocab_size=96)
+        loaded = load_model(tmp_path, "fp32", "cpu")
+        module, mtp = loaded.module, build_mtp(tmp_path, loaded)
+        made = new_net(reuse_config(module.config, "hidden"), module, seed=1)
+    cuda, dtype = "cuda:0", torch.bfloat16
+    target = wrap(on_gpu(module, cuda, dtype), "static")
+    parts = [on_gpu(part, cuda, dtype) if isinstance(part, nn.Module) else None for part in mtp.heads[0]]
+    parts[2] = torch.empty(mtp.heads[0].projection.shape, dtype=dtype, device=cuda)
+    layout = replace(mtp.layout, longest=None)  # used again, as heads of Qwen3.5 are
+    head = MtpNet(layout, mtp.family, [Head(*parts)], module)
+    taps = attach_taps(target, TapPlan(layout.taps))
+    launched, waited, waits = per_step(gpu, target, MtpDrafter(head, target, taps), FixedLength(GAMMA))
+    assert (waited, waits) == (1, 0)
+    net = on_gpu(made, cuda, dtype)
+    hidden = new_drafter(net, target, attach_taps(target, net.config.tap_plan), Drafting(frozenset()))
+    assert launched <= per_step(gpu, target, hidden, FixedLength(GAMMA))[0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence, examine, in_order, row_of
+from draftgauge.api.doctor_checks import CHECKPOINT, MTP, UNKNOWN, Evidence, examine, in_order, row_of
 from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, OutputSpec, ProfileRequest, PromptSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, ModelError, missing_library, warn
@@ -123,9 +123,12 @@ def _of_run(request: DoctorRequest, run: Run, of_files: Evidence | None) -> Evid
         costs = run.costs
     held = UNKNOWN if of_files.compression is None else (manifest.target.compression, of_files.compression[1])
     evidence = replace(of_files, trace=trace, costs=costs, compression=held)
-    if manifest.drafter == CHECKPOINT and trace.sampled is None and evidence.tokenizer is not None:
-        from draftgauge.api.doctor_files import layer_rates
+    if manifest.drafter in (CHECKPOINT, MTP) and trace.sampled is None and evidence.tokenizer is not None:
+        from draftgauge.api.doctor_files import layer_rates, mtp_rates
 
         with suppress(ModelError):  # a target that does not fit here
-            evidence = replace(evidence, layer_rates=layer_rates(manifest, request.pair, trace))
+            if manifest.drafter == CHECKPOINT:
+                evidence = replace(evidence, layer_rates=layer_rates(manifest, request.pair, trace))
+            else:
+                evidence = replace(evidence, mtp_rates=mtp_rates(manifest, request.pair, trace))
     return evidence

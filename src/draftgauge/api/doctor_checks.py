@@ -40,7 +40,7 @@ ENOUGH = 100  # tokens to judge a rate by: its standard error is then at most 0.
 WORTH = 1.1  # a speed-up below this may not be worth a drafter's memory and care
 TWICE = 2.0  # as many rejections per token halve the number of tokens accepted in a row
 UNDECIDED = 1.0  # bits: the entropy of a fair coin
-LOOKUP, CHECKPOINT = "prompt_lookup", "checkpoint"
+LOOKUP, CHECKPOINT, MTP = "prompt_lookup", "checkpoint", "mtp"
 UNKNOWN: Any = None  # a check is only made where what it needs is known, so that it need not ask
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))  # Qwen, Mistral, Gemma 4
 Seen = tuple[bool, str] | None
@@ -54,6 +54,8 @@ class Evidence:
         target, kind: the target's name; the kind of drafter, as manifests have it.
         made_for: the target that the drafter's files name; empty if it is this one.
         map_error: what is wrong with a checkpoint's vocabulary map; empty if nothing is.
+        mtp_missing, mtp_quantised, mtp_shifted: what is wrong with an MTP head's tensors; empty if nothing is.
+        mtp_rates: as ``layer_rates``, by how the inputs of an MTP head may be meant.
         layer_rates: share of right first drafted tokens, by the target layers that a checkpoint may be meant to read,
             those of its configuration first.
         compression: how the target is held, and how the drafter is, or the target was when the drafter was trained.
@@ -72,6 +74,10 @@ class Evidence:
     trace: Trace = UNKNOWN
     costs: CostCurve = UNKNOWN
     counts: SpeculationCounts = UNKNOWN
+    mtp_missing: str = UNKNOWN
+    mtp_quantised: str = UNKNOWN
+    mtp_shifted: str = UNKNOWN
+    mtp_rates: Mapping[str, float] = UNKNOWN
 
     @cached_property
     def first(self) -> tuple[float, float, int]:
@@ -216,6 +222,12 @@ def layers_read(e: Evidence) -> Seen:
     return True, f"first tokens are right, by the outputs read: {', '.join(rates)} from 0, which are {hint}"
 
 
+def mtp_layout(e: Evidence) -> Seen:
+    own, best = next(iter(e.mtp_rates)), max(e.mtp_rates, key=e.mtp_rates.__getitem__)
+    rates = [f"{e.mtp_rates[how]:.0%} with {how}" for how in dict.fromkeys((own, best))]
+    return e.mtp_rates[best] - e.mtp_rates[own] > TOO_RARE, f"first tokens are right, by the inputs: {'; '.join(rates)}"
+
+
 def thinking(e: Evidence) -> Seen:
     vocabulary = e.tokenizer.get_vocab()
     inside = _thinking_rows(e.trace, [[vocabulary.get(mark, -1) for mark in pair] for pair in THINKING])
@@ -352,7 +364,13 @@ def acceptance(e: Evidence) -> Seen:
     return e.near_chance or count == 0 or slow, seen
 
 
-SUSPECT = ("thinking", "compression", "long-context", "temperature")  # harmful in some pairs: no error by itself
+SUSPECT = (
+    "mtp-norms",
+    "thinking",
+    "compression",
+    "long-context",
+    "temperature",
+)  # harmful in some pairs: no error by itself
 TEXTS = tomllib.loads(files(__package__).joinpath("doctor_checks.toml").read_text("utf-8"))
 # By name: the check, and the evidence that it needs.
 CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
@@ -361,6 +379,10 @@ CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
     "made-for": (made_for, ("made_for",)),
     "vocabulary-map": (vocabulary_map, ()),
     "layers-read": (layers_read, ("layer_rates",)),
+    "mtp-tensors": (lambda e: (bool(e.mtp_missing), e.mtp_missing or "all are there"), ("mtp_missing",)),
+    "mtp-quantised": (lambda e: (bool(e.mtp_quantised), e.mtp_quantised or "none is"), ("mtp_quantised",)),
+    "mtp-norms": (lambda e: (bool(e.mtp_shifted), e.mtp_shifted or "as the target's own"), ("mtp_shifted",)),
+    "mtp-layout": (mtp_layout, ("mtp_rates",)),
     "thinking": (thinking, ("tokenizer", "trace")),
     "compression": (compression, ("compression",)),
     "context": (context, ("longest", "trace")),

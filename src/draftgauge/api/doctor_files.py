@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from draftgauge.api.doctor_checks import CHECKPOINT, UNKNOWN, Evidence
+from draftgauge.api.doctor_checks import CHECKPOINT, MTP, UNKNOWN, Evidence
 from draftgauge.api.pair import load_pair_of, target_of
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.compressions import UNCOMPRESSED
@@ -14,13 +15,17 @@ from draftgauge.drafters.formats.building import read_layout, target_ids
 from draftgauge.drafters.formats.files import read_config, read_tensors
 from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
 from draftgauge.drafters.language_model import LanguageModelSource
+from draftgauge.drafters.mtp.checking import head_faults
+from draftgauge.drafters.mtp.live import MtpSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
-from draftgauge.drafters.source import choose_drafter, drafter_kind
+from draftgauge.drafters.source import Drafting, choose_drafter, drafter_kind
+from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
 from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.fingerprint import files_of
 from draftgauge.models.loading import load_tokenizer, made_by_others, quantisation_method
+from draftgauge.models.spec import read_configuration
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
 from draftgauge.traces.manifest import Manifest
@@ -42,6 +47,11 @@ def of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) 
     folder, trusted = target_of(spec), spec.loading.trust_remote_code
     tokenizer = load_tokenizer(spec.loading.tokenizer or folder, trusted)
     evidence = Evidence(target, kind, tokenizer)
+    if kind == MTP:
+        text = read_configuration(folder, trusted).get_text_config()
+        missing, quantised, shifted, made_for = head_faults(source or folder, text, folder)
+        evidence = replace(evidence, mtp_missing=missing, mtp_quantised=quantised, mtp_shifted=shifted)
+        return replace(evidence, made_for=made_for)
     if source is None:
         return evidence
     if drafter_kind(kind) is LanguageModelSource and not is_gguf(source):
@@ -83,13 +93,35 @@ def layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple[
     for reading in readings:
         if min(reading) < 0 or max(reading) >= layers - 1:
             continue
-        taps, right = attach_taps(target, TapPlan(reading)), []
-        drafter = CheckpointDrafter(net, target, taps, pair.end_tokens)  # type: ignore[arg-type]
-        for prompt, tokens in list(zip(trace.prompts, trace.outputs, strict=True))[:COMPARED]:
-            text, output = list(prompt.prompt_token), tokens.tolist()
-            target.reset()
-            target.forward(upload([*text, *output], target.spec.device), last_only=True)
-            drafts = drafter.draft_everywhere(text, output, 1, target.spec.vocabulary)
-            right += (drafts.tokens[:, 0] == tokens).tolist()
-        rates[reading] = sum(right) / len(right)
+        drafter = CheckpointDrafter(net, target, attach_taps(target, TapPlan(reading)), pair.end_tokens)  # type: ignore[arg-type]
+        rates[reading] = _right(drafter, target, trace)
     return rates
+
+
+def mtp_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[str, float]:
+    """The same of an MTP head, read as its family is, across the target's final norm, and with inputs exchanged."""
+    pair = load_pair_of(manifest, spec)
+    assert isinstance(pair.draft_source, MtpSource)
+    source, net = pair.draft_source, pair.draft_source.net
+    rates: dict[str, float] = {}
+    for name in ("", "after_norm", "hidden_first"):
+        other: dict[str, Any] = {name: not getattr(net.family, name)} if name else {}
+        family = replace(net.family, **other)
+        source.net = net.read_as(family, pair.target.module)
+        drafter = source.drafter(pair.target, pair.taps, Drafting(pair.end_tokens))
+        order = "state, then embedding" if family.hidden_first else "embedding, then state"
+        place = "behind" if family.after_norm else "before"
+        rates[f"{order}, {place} the final norm"] = _right(drafter, pair.target, trace)
+    return rates
+
+
+def _right(drafter: CheckpointDrafter, target: CachedModel, trace: Trace) -> float:
+    """The share of first drafted tokens that are those of the outputs."""
+    right: list[bool] = []
+    for prompt, tokens in list(zip(trace.prompts, trace.outputs, strict=True))[:COMPARED]:
+        text, output = list(prompt.prompt_token), tokens.tolist()
+        target.reset()
+        target.forward(upload([*text, *output], target.spec.device), last_only=True)
+        drafts = drafter.draft_everywhere(text, output, 1, target.spec.vocabulary)
+        right += (drafts.tokens[:, 0] == tokens).tolist()
+    return sum(right) / len(right)

@@ -44,6 +44,9 @@ class Recorded(Generic[Result]):
     def __len__(self) -> int:
         return len(self._known)
 
+    def __bool__(self) -> bool:
+        return True  # before anything is recorded too: `run or ...` would leave it out for good
+
     def _forget(self) -> None:
         self._named = self._memory()
         self._seen: set[tuple[Any, ...]] = set()

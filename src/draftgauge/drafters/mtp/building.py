@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
@@ -72,7 +73,8 @@ def _head(
     for name, tensor in left.items():
         at, prefix = next((at, prefix) for at, prefix in enumerate(blocks) if name.startswith(prefix))
         state[f"layers.{at}.{name.removeprefix(prefix)}"] = tensor
-    config, kind = head_config(text, family, number), type(text_decoder(module))
+    config = head_config(text, family, number)
+    kind: Any = type(text_decoder(module))
     with explained(f"the MTP head of {source}"), no_bars(), no_hints("modeling_utils"):
         decoder, report = kind.from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -86,23 +88,24 @@ def _head(
     if said := [words.format(some(names)) for words, names in faults if names]:
         raise ModelError(f"{source}: its MTP head {' and '.join(said)}: is it of another checkpoint, or half copied?")
 
-    def normed(part: str) -> nn.Module:
-        if part not in parts:
-            return nn.Identity()
-        own = copy.deepcopy(norm)
-        assert own is not None
-        own.weight.data = parts[part].to(device, dtype)
-        return own
+    whole = {part: tensor for part, tensor in parts.items() if tensor is not None}
 
-    projection = parts["projection"].to(device, dtype)
+    def normed(part: str) -> nn.Module:
+        if part not in whole:
+            return nn.Identity()
+        own: Any = copy.deepcopy(norm)
+        own.weight.data = whole[part].to(device, dtype)
+        return own  # type: ignore[no-any-return]
+
+    projection = whole["projection"].to(device, dtype)
     return Head(normed("embedding"), normed("hidden"), projection, decoder.to(device).eval(), normed("norm"))
 
 
 def head_config(text: PreTrainedConfig, family: MtpFamily, number: int = 0) -> PreTrainedConfig:
     """The target's configuration for the layers of one head alone."""
     config = copy.deepcopy(text)
-    settings = {"num_hidden_layers": len(family.blocks), "vocab_size": 1, "pad_token_id": 0}
-    settings |= dict.fromkeys(COUNTS, 0) | family.settings
+    settings: dict[str, Any] = {"num_hidden_layers": len(family.blocks), "vocab_size": 1, "pad_token_id": 0}
+    settings |= {**dict.fromkeys(COUNTS, 0), **family.settings}
     for name, other in family.from_settings.items():  # lists with an entry for every layer of every head
         settings |= {name: own[number:]} if (own := getattr(text, other, None)) else {}
     for name, value in settings.items():

@@ -9,6 +9,7 @@ Letters in shapes: ``R`` drafts, ``n`` rows, ``D`` heads, ``H`` hidden size, ``V
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
 from draftgauge.drafters.formats.decoder import DrafterNet
 from draftgauge.drafters.mtp.families import MtpFamily
+from draftgauge.models.hidden import final_norm
 from draftgauge.models.transformers_calls import attention_kernels, cache_argument
 
 Take = Callable[[int, Tensor, Tensor], KeysValues]
@@ -80,18 +82,18 @@ class MtpChain(NamedTuple):
 
     Attributes:
         depth: tokens taken in.
-        begin: ``[R, D, H]`` the states of each head at the anchor.
+        begin: ``[R, D, H]`` the states of each head at the anchor; None where one is used again.
         states: ``[R, rows, H]`` those of the last depth.
-        drafted: ``[R, depth]`` tokens.
+        drafted: ``[R, depth]`` tokens; None where one head is used again.
         anchors: ``[R]`` places.
         own: keys and values of a reused head, by depth, and their places ``[R]``, of drafts that grow together.
         together: whether drafts grow together; a single one is written behind the anchors instead.
     """
 
     depth: int
-    begin: Tensor
+    begin: Tensor | None
     states: Tensor
-    drafted: Tensor
+    drafted: Tensor | None
     anchors: Tensor
     own: tuple[tuple[tuple[KeysValues, ...], Tensor], ...]
     together: bool
@@ -102,8 +104,6 @@ class MtpNet(DrafterNet):
 
     def __init__(self, layout: MtpLayout, family: MtpFamily, heads: list[Head], target: PreTrainedModel) -> None:
         """``target`` lends its embedding, its head and, for states behind it, its final norm."""
-        from draftgauge.models.hidden import final_norm
-
         self.layout, self.family, self.heads, self.d2t = layout, family, heads, None
         self._target_norm = final_norm(target) if family.after_norm else None
         self._embed, self._logits = target.get_input_embeddings(), target.get_output_embeddings()
@@ -112,6 +112,12 @@ class MtpNet(DrafterNet):
         self._kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
         self._window = getattr(config, "sliding_window", None) if "sliding_attention" in self._kinds else None
         self._pairs = self._probe()
+
+    def read_as(self, family: MtpFamily, target: PreTrainedModel) -> MtpNet:
+        """The same weights, run as another family's."""
+        other = copy.copy(self)
+        other.family, other._target_norm = family, final_norm(target) if family.after_norm else None
+        return other
 
     @torch.inference_mode()
     def _probe(self) -> dict[int, tuple[Tensor, Tensor]]:
@@ -124,7 +130,7 @@ class MtpNet(DrafterNet):
 
         like = self.heads[0].projection
         place = torch.zeros(1, dtype=torch.int64, device=like.device)
-        self._layers(self.heads[0], like.new_zeros(1, like.shape[0]), place, place[None] == 0, place[None], take)
+        self._decoded(self.heads[0], like.new_zeros(1, like.shape[0]), place, place[None] == 0, place[None], take)
         return found
 
     def begin(self) -> MtpCache:
@@ -149,12 +155,12 @@ class MtpNet(DrafterNet):
     @torch.inference_mode()
     def run(self, cache: AnchorCache, chain: MtpChain, tokens: Tensor) -> tuple[Tensor, MtpChain]:
         """One more depth, for a token ``[R]`` of each draft: logits ``[R, V]`` and the longer drafts."""
-        depth, drafted = chain.depth + 1, torch.cat((chain.drafted, tokens[:, None]), 1)
-        number, own = 0, chain.own
-        if self.layout.longest is None:
+        depth, drafted, number, own = chain.depth + 1, None, 0, chain.own
+        if chain.begin is None or chain.drafted is None:
             taken, states, places = tokens[:, None], chain.states, (chain.anchors + depth)[:, None]
         else:  # this depth's head takes in all drafted tokens
-            number, taken, own = depth, drafted, ()
+            taken = drafted = torch.cat((chain.drafted, tokens[:, None]), 1)
+            number, own = depth, ()
             states = torch.cat((chain.begin[:, depth - 1 : depth], chain.states), 1)
             places = chain.anchors[:, None] + torch.arange(1, depth + 1, device=tokens.device)
         rows = taken.flatten(), states.flatten(0, 1), places.flatten()
@@ -171,9 +177,11 @@ class MtpNet(DrafterNet):
         self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
     ) -> MtpBranches:
         anchors = torch.arange(first, first + len(begin), device=begin.device)
-        # A reused head goes on from its state; several heads begin with those of the anchor.
-        states = begin[:, :1] if self.layout.longest is None else begin[:, :0]
-        chain = MtpChain(0, begin, states, anchors.new_empty(len(begin), 0), anchors, (), run is None)
+        if self.layout.longest is None:  # which goes on from its own state
+            chain = MtpChain(0, None, begin, None, anchors, (), run is None)
+        else:
+            nothing = anchors.new_empty(len(begin), 0)
+            chain = MtpChain(0, begin, begin[:, :0], nothing, anchors, (), run is None)
         return MtpBranches(self.logits(begin[:, 0]), chain, run or partial(self.run, cache))
 
     def logits(self, states: Tensor) -> Tensor:
@@ -199,7 +207,8 @@ class MtpNet(DrafterNet):
         self, cache: AnchorCache, number: int, rows: tuple[Tensor, Tensor, Tensor], chain: MtpChain
     ) -> tuple[Tensor, tuple[KeysValues, ...]]:
         """The same for drafts that grow together: each sees the places up to its anchor, and its own tokens."""
-        many, new = len(chain.anchors), []
+        many = len(chain.anchors)
+        new: list[KeysValues] = []
         draft = torch.arange(many, device=rows[2].device)
         own = draft.repeat_interleave(len(rows[2]) // many)
         columns = torch.arange(cache.capacity, device=draft.device)
@@ -233,10 +242,10 @@ class MtpNet(DrafterNet):
             embedded = embedded * (places > 0)[:, None]
         both = [head.embedding(embedded), head.hidden(states)]
         joined = F.linear(torch.cat(both[::-1] if self.family.hidden_first else both, -1), head.projection)
-        states = self._layers(head, joined, places, visible, columns, take)
+        states = self._decoded(head, joined, places, visible, columns, take)
         return head.norm(states) if self.family.passes_normed else states
 
-    def _layers(
+    def _decoded(
         self, head: Head, states: Tensor, places: Tensor, visible: Tensor, columns: Tensor, take: Take
     ) -> Tensor:
         mask: Any = _additive(visible, states)
