@@ -12,6 +12,7 @@ import pytest
 
 import draftgauge as dg
 from command_line import refusal, succeeds
+from draftgauge.api.quality import QUALITY_NAME
 from draftgauge.core.provenance import write_measurement
 from draftgauge.judging.splits import design_of
 from draftgauge.traces.manifest import COSTS_NAME, ModelEntry, PromptsEntry
@@ -58,7 +59,9 @@ def bench(path: Path, command: str, speed: float) -> Path:
 
 def test_the_fastest_run_is_first_with_its_quality_its_memory_and_the_command_that_decodes_so(runs) -> None:
     slow, fast = runs
+    (fast / QUALITY_NAME).write_text('{"kl": 0.25, "agreement": 0.9}')
     rows = dg.compare((slow, fast))
+    assert [row["kl"] for row in rows] == [0.25, None]
     check_keys(rows, "tokens_per_second", "ratio_to_plain", "gain", "policy")
     assert [row["run"] for row in rows] == [str(fast), str(slow)]
     assert rows[0]["plain_tokens_per_second"] == pytest.approx(3 * rows[1]["plain_tokens_per_second"])
@@ -78,6 +81,17 @@ def test_the_fastest_run_is_first_with_its_quality_its_memory_and_the_command_th
         in (rows[0]["verdict"])
     )
     assert f"{rows[0]['agreement']:.1%} of its tokens are those of {slow}" in rows[0]["verdict"]
+
+
+def test_one_target_is_as_fast_in_every_run_of_it(runs, tmp_path: Path) -> None:
+    slow, _ = runs
+    busy = write_run(tmp_path / "busy", PROMPTS, target=Run(slow).manifest.target, environment={})
+    costs = Run(busy).costs  # measured while the machine was half as fast
+    twice = {name: tuple(tuple(2 * s for s in row) for row in getattr(costs, name)) for name in ("verify", "draft")}
+    replace(costs, plain=(2 * costs.plain[0],), **twice).save(busy / COSTS_NAME)
+    rows = dg.compare((slow, busy))
+    assert rows[0]["plain_tokens_per_second"] == pytest.approx(rows[1]["plain_tokens_per_second"])
+    assert rows[0]["tokens_per_second"] == pytest.approx(rows[1]["tokens_per_second"])
 
 
 def test_weights_count_as_they_are_held_and_a_file_of_llama_cpp_is_no_reference(runs, tmp_path: Path) -> None:

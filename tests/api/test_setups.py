@@ -36,6 +36,7 @@ def test_setups_are_ranked_within_a_time_and_compared_when_all_are_there(
         (row["live_tokens_per_second"] for row in rows), reverse=True
     )
     assert all(row["live_plain_tokens_per_second"] > 0 for row in rows)
+    assert all(row["live_policy"] != "no-draft" for row in rows)
     assert f"--compression {rows[0]['setup']}" in rows[0]["deploy"]
     assert {row["agreement"] for row in rows if row["setup"] == "fp32"} == {1}
     monkeypatch.setattr(profile, "record_missing", None)  # nothing is recorded anew

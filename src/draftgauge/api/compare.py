@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from draftgauge.api.deployed import recorded_with
+from draftgauge.api.quality import read_quality
 from draftgauge.api.requests import PLAIN, CompareRequest, JudgedSpec
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
@@ -21,7 +22,7 @@ from draftgauge.core.prompts import TEST
 from draftgauge.core.provenance import read_measurement
 from draftgauge.drafters.source import choose_drafter
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.judging.ranking import LOOKUPS, Ranked, at_best
+from draftgauge.judging.ranking import LOOKUPS, Ranked, at_best, on_one_target
 from draftgauge.judging.replay import plain_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import columns
@@ -32,6 +33,7 @@ from draftgauge.models.spec import read_configuration
 from draftgauge.policies.registry import compared_policies
 from draftgauge.serving.advice import flags_of
 from draftgauge.serving.engines import deployment_of, engine_of
+from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
 from draftgauge.traces.run import Run
 from draftgauge.traces.trace import Trace, conversations, select
@@ -57,6 +59,7 @@ def compare(request: CompareRequest) -> list[Row]:
         - ``tokens_per_second`` and ``ratio_to_plain`` of this setting, with ``_low`` and ``_high``.
         - ``gain`` over the first row with ``_low`` and ``_high``, and whether it is ``level`` with it.
         - ``live_policy``, ``live_tokens_per_second``, ``live_plain_tokens_per_second``: of a bench.
+        - ``kl``: to the uncompressed target in nats, where ``profile`` measured it.
         - ``agreement``: the chance that a token is that of the run ``agreement_with`` after the same text.
         - ``weights_mib``: of target and draft as they are held, about.
         - ``device``, ``machine``, ``cost_doubt``.
@@ -76,7 +79,8 @@ def compare_rows(runs: Sequence[Run], live: Mapping[Run, Row], judged: JudgedSpe
     """As :func:`compare`, with what was decoded ``live`` by run."""
     traces = _same_prompts(runs, judged.tasks)
     designs = {run: design_of(trace, judged.split) for run, trace in traces.items()}
-    best = {run: _best(run, design) for run, design in designs.items()}
+    costs = _costs(runs)
+    best = {run: _best(run, design, costs[str(run)]) for run, design in designs.items()}
     speeds = {run: of.of.speed(conversations(of.trace)) for run, of in best.items()}
     reference = _reference(runs)
     rows: dict[Run, Row] = {}
@@ -96,6 +100,7 @@ def compare_rows(runs: Sequence[Run], live: Mapping[Run, Row], judged: JudgedSpe
             **columns("tokens_per_second", speeds[run].interval()),
             **columns("ratio_to_plain", speeds[run].over(plain)),
             **live.get(run, {}),
+            "kl": read_quality(run.folder).get("kl"),
             "agreement": None if reference is None else _agreement(of.trace, best[reference].trace),
             "agreement_with": None if reference is None else str(reference),
             "weights_mib": None if None in weights else sum(filter(None, weights)) / MIB,
@@ -148,9 +153,20 @@ def _machine(run: Run) -> str:
     return ", ".join(str(run.manifest.environment[key]) for key in MACHINE if run.manifest.environment.get(key))
 
 
-def _best(run: Run, design: Design) -> Ranked:
+def _costs(runs: Sequence[Run]) -> dict[str, CostCurve]:
+    """Costs by run; of one target on one machine as if it had run equally fast beside every drafter."""
+    alike: dict[tuple[object, ...], dict[str, CostCurve]] = {}
+    for run in runs:
+        target, costs = run.manifest.target, run.costs
+        key = (target.fingerprint, target.compression, costs.engine, costs.device, costs.gamma_max, _machine(run))
+        alike.setdefault(key, {})[str(run)] = costs
+    levelled = (on_one_target(of) if len(of) > 1 else of for of in alike.values())
+    return {run: curve for of in levelled for run, curve in of.items()}
+
+
+def _best(run: Run, design: Design, costs: CostCurve) -> Ranked:
     rules = [rule for rule in compared_policies() if rule != LOOKUP or run.manifest.drafter not in LOOKUPS]
-    return at_best(design, run.costs, rules)
+    return at_best(design, costs, rules)
 
 
 def _live(runs: Sequence[Run], files: Sequence[Path]) -> dict[Run, Row]:

@@ -114,10 +114,9 @@ def _of_setups(request: RankRequest, progress: Progress) -> list[dict[str, Any]]
         for row in rows:
             if row.get("run") and (row["task"], row["context"]) == (ALL_TASKS, None):
                 setups[row["run"]] = setup
-                kept = {
-                    key: row[key] for key in ("live_tokens_per_second", "live_plain_tokens_per_second") if key in row
-                }
-                live |= {Run(Path(row["run"])): kept | {"live_policy": row["policy"]}} if kept else {}
+                kept = {key: row[key] for key in LIVE if key in row}
+                setting = PLAIN if row["policy"] == NO_DRAFT else row["policy"]
+                live |= {Run(Path(row["run"])): kept | {"live_policy": setting}} if kept else {}
     compared = compare_rows([Run(Path(run)) for run in setups], live, JudgedSpec()) if setups else []
     return [{"setup": setups[row["run"]]} | row for row in compared] + failed
 

@@ -22,6 +22,7 @@ COLUMNS = {
     "live_policy": "live setting",
     "live_plain_tokens_per_second": "live plain tokens/s",
     "agreement": "same tokens",
+    "kl": "KL to uncompressed, nats",
     "weights_mib": "weights MiB",
     "engine": "engine",
     "drafter": "drafter",
