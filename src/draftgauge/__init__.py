@@ -25,6 +25,7 @@ _VERBS = (
 _MODULES = {
     **{name: f"api.{name}" for name in _VERBS},
     "build_datastore": "api.datastore",
+    "costs": "api.engine_costs",
     "load_pair": "api.pair",
     "Pair": "api.pair",
     "Run": "api.runs",

@@ -87,6 +87,14 @@ def compare(
 ) -> Rows:
     """Put runs side by side in tokens a second: plain decoding, the best rule replayed, and live where it was benched."""
 
+def costs(
+    engine: _Text = 'vllm', cases: _Text | None = None, lengths: _Text | Sequence[int] = (1, 2, 4, 8),
+    batches: _Text | Sequence[int] = (1, 4, 16), contexts: _Text | Sequence[int] = (256, 2048, 8192),
+    target_alone: _Text | None = None, with_drafter: _Text | None = None, served: float | None = None,
+    out: _Text | None = None,
+) -> Rows:
+    """Write the cases that ``vllm bench forward`` is to measure, or make costs of its two results."""
+
 def demo(
     out: _Text = ..., seconds: float = 105.0, *, target: _Text | None = None, drafter: _Text | None = None,
     compression: _Text | Sequence[_Text] = ('uncompressed', 'int8', 'nf4'), device: _Text | None = None,

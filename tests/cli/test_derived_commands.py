@@ -29,6 +29,7 @@ VERBS = (
         "replay",
         "bench",
         "bench-servers",
+        "costs",
         "advise",
         "generate",
         "report",

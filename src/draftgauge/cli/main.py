@@ -13,6 +13,7 @@ from draftgauge.cli import (
     advise,
     bench,
     compare,
+    costs,
     datastore,
     demo,
     diagnose,
@@ -61,6 +62,7 @@ def make_app() -> App:
             ("doctor", doctor.doctor, ""),
             ("bench", bench.bench, AT_ONCE),
             ("bench-servers", bench.bench_servers, AT_ONCE),
+            ("costs", costs.costs, AT_ONCE),
         ),
         "Decide: draftgauge advise runs/x --engine transformers": (
             ("compare", compare.compare, AT_ONCE),

@@ -12,6 +12,7 @@ from draftgauge.api.requests.decoding import (
     BenchRequest,
     BenchServersRequest,
     CompareRequest,
+    CostsRequest,
     DatastoreBuildRequest,
     DemoRequest,
     DoctorRequest,

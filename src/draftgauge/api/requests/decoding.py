@@ -258,6 +258,29 @@ class BenchServersRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CostsRequest:
+    """Say what a step costs in vLLM without a service: cases for its 'bench forward', and costs from two results."""
+
+    engine: str = option("vllm", short="-e", help="vllm, whose 0.33 has it.")
+    cases: Path | None = option(None, help="write the cases to measure to this JSON file, and say how to run them.")
+    lengths: tuple[int, ...] = option((1, 2, 4, 8), help="draft lengths of the cases, beside 0.")
+    batches: tuple[int, ...] = option((1, 4, 16), help="requests at once.")
+    contexts: tuple[int, ...] = option((256, 2048, 8192), help="tokens of text of each request, two lengths or more.")
+    target_alone: Path | None = option(None, help="result of the cases with --exclude-drafter.")
+    with_drafter: Path | None = option(None, help="result of the same cases with the drafter.")
+    served: float | None = option(
+        None, help="seconds of a served step without drafts, at the smallest batch and context, to calibrate by."
+    )
+    out: Path | None = option(None, help="the file of costs to write, for --costs of advise.")
+
+    def __post_init__(self) -> None:
+        _check_batches(self.batches)
+        positive(self, "served")
+        if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths or not self.contexts:
+            raise DraftgaugeError("lengths and contexts are numbers of tokens, at least one of 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
     """Decode a prompt with speculation and stream the text."""
 

@@ -108,9 +108,10 @@ class StudyKvshotRequest:
             raise DraftgaugeError(f"seeds must be at least 2, to show how much they differ, not {self.seeds}")
         if self.plan and self.so_far:
             raise DraftgaugeError("choose --plan (what is left to do) or --so-far (what is done), not both")
-        if self.decay and (self.plan or self.so_far):
-            raise DraftgaugeError("--decay records drafters that are trained: leave out --plan and --so-far")
-        check_each_once("drafter", self.decay)
+        if self.decay:
+            check_each_once("drafter", self.decay)
+            if self.plan or self.so_far:
+                raise DraftgaugeError("--decay records drafters that are trained: leave out --plan and --so-far")
         at_least_one(self, "decay_prompts")
 
 

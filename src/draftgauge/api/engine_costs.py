@@ -1,0 +1,63 @@
+"""What a step costs in vLLM without a service: cases for its ``bench forward``, and costs from two results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from draftgauge.api.requests import CostsRequest
+from draftgauge.api.verb import verb
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text, require_writable_file
+from draftgauge.serving.forward_bench import calibrated, cases_document, costs_of_results
+
+
+@verb(CostsRequest)
+def costs(request: CostsRequest) -> list[dict[str, Any]]:
+    """Write the cases that ``vllm bench forward`` is to measure, or make costs of its two results.
+
+    Returns:
+        Of cases one row each: ``case``, and the ``command`` that runs them all. Of results one row a batch size and
+        length: ``batch``, ``length``, ``context``, ``verify_seconds`` and ``draft_seconds``. What a further token of
+        text costs is ``context_seconds`` and ``draft_context_seconds``, with ``context_error``. ``beyond_seconds`` is
+        what a served step takes beyond its forward pass.
+
+    Raises:
+        DraftgaugeError: for results of another version, or of cases that do not match.
+    """
+    if request.engine != "vllm":
+        raise DraftgaugeError(f"cases are for vLLM's bench forward: measure {request.engine} with bench-servers")
+    if request.cases is not None:
+        require_writable_file(request.cases)
+        document = cases_document(request.lengths, request.batches, request.contexts)
+        atomic_write_text(request.cases, json.dumps(document, indent=1) + "\n")
+        command = _commands(document["cases"], str(request.cases))
+        return [{"case": case["name"], "command": command} for case in document["cases"]]
+    if request.target_alone is None or request.with_drafter is None or request.out is None:
+        raise DraftgaugeError("name --cases to write, or the results --target-alone and --with-drafter with --out")
+    require_writable_file(request.out)
+    measured = costs_of_results(request.target_alone, request.with_drafter)
+    made = measured if request.served is None else calibrated(measured, request.served)
+    made.validate()
+    made.save(request.out)
+    law = {name: getattr(made, name) for name in ("context", "context_seconds", "draft_context_seconds")}
+    law |= {"context_error": made.context_error, "beyond_seconds": made.plain[0] - measured.plain[0]}
+    return [
+        {"batch": batch, "length": length, "verify_seconds": verify[length], "draft_seconds": draft[length], **law}
+        for batch, verify, draft in zip(made.batches, made.verify, made.draft, strict=True)
+        for length in range(len(verify))
+    ]
+
+
+def _commands(cases: list[dict[str, Any]], path: str) -> str:
+    """What runs the cases without and with the drafter, and then makes costs of both."""
+    requests = [case["requests"][0] for case in cases]
+    longest = max(request["num_draft_tokens"] for request in requests)
+    room = max(request["kv_len"] for request in requests) + longest + 1  # vLLM wants place to draft on
+    config = json.dumps({"model": "DRAFT", "num_speculative_tokens": longest})
+    words = ["vllm", "bench", "forward", "--model", "TARGET", "--speculative-config", config, "--shapes", path]
+    words += ["--kv-len-jitter", "0", "--max-model-len", str(room), "--output-json"]
+    runs = [[*words, "target.json", "--exclude-drafter"], [*words, "drafter.json"]]
+    made = ["draftgauge", "costs", "--target-alone", "target.json", "--with-drafter", "drafter.json"]
+    return "\n".join(map(shlex.join, [*runs, [*made, "--out", "vllm-costs.json"]]))
