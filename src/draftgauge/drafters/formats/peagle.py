@@ -80,7 +80,7 @@ class PEagleNet(Eagle3Net):
         block = super().absorb(cache, places._replace(at=at), torch.cat((tokens, masks)), hidden)
         return block[None, -self.layout.block :]
 
-    def branches(
+    def branches(  # type: ignore[override]  # blocks, where EAGLE-3 has chains
         self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
     ) -> DFlashBranches:
         if begin.dim() == 3:
@@ -89,7 +89,7 @@ class PEagleNet(Eagle3Net):
         return DFlashBranches(self.logits(torch.cat((begin[:, None], behind), 1)))
 
     @torch.inference_mode()
-    def run(self, cache: AnchorCache, anchors: Tensor) -> Tensor:
+    def run(self, cache: AnchorCache, anchors: Tensor) -> Tensor:  # type: ignore[override]
         """The states ``[R, B - 1, H]`` of the masks behind anchors ``[R]``."""
         rows, size = len(anchors), self.layout.block - 1
         place = torch.arange(size, device=anchors.device)
