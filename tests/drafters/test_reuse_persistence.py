@@ -64,7 +64,7 @@ def test_a_target_without_modules_is_refused(tmp_path: Path) -> None:
     target = wrap(tiny_model(num_hidden_layers=4))
     saved_drafter(tmp_path, target.module)
     target.module = None
-    with pytest.raises(ModelError, match="a GGUF target does not show it"):
+    with pytest.raises(ModelError, match="a GGUF or OpenVINO target hides it"):
         load_drafter(tmp_path, target)
 
 

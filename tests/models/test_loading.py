@@ -44,7 +44,7 @@ def test_a_type_that_writes_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_an_error_of_our_own_is_not_blamed_on_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise KeyError("a mistake")
 
     monkeypatch.setattr(loading, "wrap", fail)

@@ -19,7 +19,8 @@ from linear_costs import LinearCosts
 from synthetic import repeating_trace, synthetic_trace
 
 GAMMA_MAX = 6
-SPECS = tuple("fixed:3" if name == "fixed" else name for name in POLICIES)
+SHORT = {"fixed": "fixed:3", "ngram-mod": "ngram-mod:ngram=2,least=1,tokens=3"}  # as short as the texts here
+SPECS = tuple(SHORT.get(name, name) for name in POLICIES)
 SPECS += ("hf-confidence:adaptive=true", "sglang-adaptive:warm_up=1,every=1", "vllm:refit=60,warm_up=0")
 POSITIONS = (7, 21, 38)
 COLUMNS = ("token", "target_entropy", "draft_token", "confidence", "entropy", "margin", "drafted", "accepted")

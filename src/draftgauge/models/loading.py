@@ -44,6 +44,7 @@ from draftgauge.models.weight_only import quantise
 OWN_ENGINES = ("lean", "static", "modules")
 ENGINES = ("auto", *OWN_ENGINES, *GGUF_ENGINES, *OPENVINO_ENGINES)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+RELEASED = 64 << 20  # bytes of weights from which collecting what loading left is worth its time
 OF_TOKENIZERS = ("tokeni*", "vocab*", "*.model", "*.tiktoken")
 
 
@@ -83,9 +84,11 @@ def load_model(
             return GgufModel(Path(source), chosen_engine)
         return OpenvinoModel(Path(source), chosen_engine, trust_remote_code)
     model = load_module(source, compression, device, trust_remote_code, device_map)
+    size = sum(weight.nbytes for weight in model.parameters())
     with clear_memory_errors(f"{source} at compression {compression}", model.device):
         wrapped = wrap(model, engine, owned=True)
-    release_freed()
+    if size >= RELEASED:
+        release_freed()
     return wrapped
 
 
