@@ -33,7 +33,8 @@ def test_rows_are_of_acceptance_by_depth_and_the_one_that_retains_least_is_first
     assert behind == pytest.approx(rows[0]["retention"] - rows[1]["retention"])
     assert rows[0]["retention_behind_low"] <= behind <= rows[0]["retention_behind_high"]
     said = decay_said(rows)
-    assert said.startswith(f"{rows[0]['drafter']} loses most: {rows[0]['alpha_4']:.3f} at depth 4 after ")
+    does = "loses most" if rows[0]["retention"] < 1 else "gains least, and none loses"
+    assert said.startswith(f"{rows[0]['drafter']} {does}: {rows[0]['alpha_4']:.3f} at depth 4 after ")
     apart = rows[0]["retention_behind_low"] > 0 or rows[0]["retention_behind_high"] < 0
     assert said.endswith("they differ." if apart else "they are not told apart.")
     assert decay_said(decay_rows({"deep": traces["deep"]})).endswith("at depth 1.")

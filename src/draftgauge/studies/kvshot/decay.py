@@ -58,7 +58,8 @@ def decay_said(rows: Sequence[Mapping[str, Any]]) -> str:
     first = rows[0]
     depth, alpha = first["compared_depth"], first["alpha_1"]
     left = first[f"alpha_{depth}"]
-    said = f"{first['drafter']} loses most: {left:.3f} at depth {depth} after {alpha:.3f} at depth 1"
+    does = "loses most" if left < alpha else "gains least, and none loses"
+    said = f"{first['drafter']} {does}: {left:.3f} at depth {depth} after {alpha:.3f} at depth 1"
     if len(rows) == 1 or first.get("retention_behind_low") is None:
         return f"{said}."
     behind, low, high = (first[f"retention_behind{end}"] for end in ("", "_low", "_high"))
