@@ -200,9 +200,9 @@ def headline_table(_: Sequence[Row]) -> Iterator[str]:
         name = next(name for name in own if name.startswith("fixed"))
         plain, fixed, two = (f"{own[policy]['tokens_per_second']:.1f}" for policy in ("plain", name, "two-source"))
         ratio, low, high = (own["two-source"][f"ratio_to_plain{end}"] for end in ("", "_low", "_high"))
-        length = name.removeprefix("fixed:")
-        prompts = own["plain"]["prompts"]
-        yield f"| {RUN_NAMES[run]} | {prompts} | {plain} | {fixed} ({length}) | {two} | {ratio:.2f}x [{low:.2f}, {high:.2f}] |"
+        fixed = f"{fixed} ({name.removeprefix('fixed:')})"
+        over = f"{ratio:.2f}x [{low:.2f}, {high:.2f}]"
+        yield f"| {RUN_NAMES[run]} | {own['plain']['prompts']} | {plain} | {fixed} | {two} | {over} |"
 
 
 def limit_table(rows: Sequence[Row]) -> Iterator[str]:
