@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import draftgauge
 from draftgauge.api.requests import PairSpec
-from draftgauge.core.settings import settings_of
+from draftgauge.core.config import settings_of
 
 STUB = Path("src/draftgauge/__init__.pyi")
 HEAD = """\

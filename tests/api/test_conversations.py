@@ -20,8 +20,8 @@ from draftgauge.core.prompts import Message, read_prompts
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import encode_prompt
+from draftgauge.models.spec import own_sampling
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.run import Run, read_trace
 from draftgauge.verification import Sampling

@@ -15,10 +15,10 @@ from draftgauge.api.deployed import checkpoint_format, deployment_for
 from draftgauge.api.provisional import provisional, refuse_costs, to_measure
 from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import Run, fitted_here
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
+from draftgauge.core.verb import verb
 from draftgauge.judging.contexts import advice_by_context
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.replay import can_replay

@@ -30,7 +30,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import skeleton_of
 from draftgauge.models.device import seconds
-from draftgauge.models.transformers_calls import no_hints
+from draftgauge.models.spec import no_hints
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import PolicySpec
 

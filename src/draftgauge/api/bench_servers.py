@@ -12,12 +12,12 @@ from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
 from draftgauge.api.requests import PLAIN, BenchServersRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.seeds import generator
+from draftgauge.core.verb import verb
 from draftgauge.models.folder import REFERENCE
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.policies.spec import PolicySpec

@@ -15,12 +15,12 @@ import torch
 from draftgauge.api.deployed import recorded_with
 from draftgauge.api.quality import read_quality
 from draftgauge.api.requests import PLAIN, CompareRequest, JudgedSpec
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.prompts import TEST
 from draftgauge.core.provenance import read_measurement
-from draftgauge.drafters.source import choose_drafter
+from draftgauge.core.verb import verb
+from draftgauge.drafters.base import choose_drafter
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.ranking import LOOKUPS, Ranked, at_best, on_one_target
 from draftgauge.judging.replay import plain_replay

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
+from draftgauge.core.verb import verb
 from draftgauge.judging.splits import split_trace
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.datastore import About, Datastore, grow, stored_output, stored_prompts

@@ -16,11 +16,11 @@ from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.replay import replay
 from draftgauge.api.report import REPORT_NAME, write_report
 from draftgauge.api.requests import PLAIN, BenchRequest, DemoRequest, GenerateRequest, PairSpec, ProfileRequest
-from draftgauge.api.verb import verb
+from draftgauge.core.config import given_settings
 from draftgauge.core.errors import warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.settings import given_settings
+from draftgauge.core.verb import verb
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.splits import MIN_PROMPTS

@@ -7,9 +7,9 @@ from typing import Any
 
 from draftgauge.api.evaluate import depths_of, held_out_texts, load_single
 from draftgauge.api.requests import DiagnoseRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.verb import verb
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks

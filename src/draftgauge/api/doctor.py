@@ -10,11 +10,11 @@ from typing import Any
 
 from draftgauge.api.doctor_checks import CHECKPOINT, MTP, UNKNOWN, Evidence, examine, in_order, row_of
 from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, OutputSpec, ProfileRequest, PromptSpec
-from draftgauge.api.verb import verb
+from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, missing_library, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
-from draftgauge.core.settings import given_settings, settings_of
+from draftgauge.core.verb import verb
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.parity import Plan, Servers, compare
 from draftgauge.traces.engine_costs import read_costs
@@ -53,7 +53,7 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
     from draftgauge.api.doctor_files import of_files
     from draftgauge.api.pair import target_of
     from draftgauge.api.profile import profile
-    from draftgauge.drafters.source import choose_drafter
+    from draftgauge.drafters.base import choose_drafter
 
     evidence = of_files(request.pair, target_of(request.pair), *choose_drafter(request.pair.drafter))
     rows = examine(evidence)

@@ -11,6 +11,7 @@ from draftgauge.api.pair import load_pair_of, target_of
 from draftgauge.api.requests import PairSpec
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import ModelError
+from draftgauge.drafters.base import Drafting, choose_drafter, drafter_kind
 from draftgauge.drafters.formats.building import read_layout, target_ids
 from draftgauge.drafters.formats.eagle3 import Eagle3Layout
 from draftgauge.drafters.formats.files import read_config, read_tensors
@@ -20,7 +21,6 @@ from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.mtp.checking import head_faults
 from draftgauge.drafters.mtp.live import MtpSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
-from draftgauge.drafters.source import Drafting, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.prompts import choose_prompts, encode_prompts, encoder_of
 from draftgauge.api.requests import DiagnoseRequest, EvaluateRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, for_judging, in_turn, learned_from
+from draftgauge.core.verb import verb
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts

@@ -27,16 +27,16 @@ from draftgauge.api.recording import (
 )
 from draftgauge.api.requests import ProfileRequest, SamplingSpec
 from draftgauge.api.served import read_differences, said_left_out, usable_answers
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
 from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.verb import verb
 from draftgauge.decoding.recorder import Answer
+from draftgauge.drafters.base import choose_drafter, drafter_kind, drafter_kinds
 from draftgauge.drafters.dense import DraftsRefused
-from draftgauge.drafters.source import choose_drafter, drafter_kind, drafter_kinds
 from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import replay_fixed_all

@@ -28,14 +28,14 @@ from draftgauge.api.requests import (
     PromptSpec,
     RankRequest,
 )
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory, warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
+from draftgauge.core.verb import verb
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
+from draftgauge.drafters.base import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows

@@ -8,8 +8,8 @@ from typing import Any
 from draftgauge.api.datastore import read_stored
 from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import Run, fitted_here
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.verb import verb
 from draftgauge.judging.batch_rows import batch_rows
 from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design

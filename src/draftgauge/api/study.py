@@ -16,11 +16,11 @@ from draftgauge.api.requests import (
     StudyKvshotRequest,
     StudySpeckvRequest,
 )
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.provenance import command_line, environment
+from draftgauge.core.verb import verb
 from draftgauge.studies.kvshot.decay import DEPTHS, MAX_NEW_TOKENS, decay_rows
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.plan import plan_study

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from draftgauge.api.pair import Pair
-from draftgauge.api.requests.parts import drafter_for
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.parts import drafter_for
 from draftgauge.core.signals import SignalName
-from draftgauge.drafters.base import Draft, completed
+from draftgauge.drafters.base import Draft, Drafting, LoadOptions, choose_drafter, completed, drafter_kind
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
-from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision

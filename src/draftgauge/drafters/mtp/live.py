@@ -7,11 +7,11 @@ from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import file_sha256
+from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.drafters.mtp.building import build_mtp
 from draftgauge.drafters.mtp.files import MARK, headers, is_extracted
 from draftgauge.drafters.mtp.net import MtpNet
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import Taps

@@ -24,7 +24,7 @@ from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
 from draftgauge.drafters.formats.decoder import DrafterNet
 from draftgauge.drafters.mtp.families import MtpFamily
 from draftgauge.models.hidden import final_norm
-from draftgauge.models.transformers_calls import attention_kernels, cache_argument
+from draftgauge.models.spec import attention_kernels, cache_argument
 
 Take = Callable[[int, Tensor, Tensor], KeysValues]
 
