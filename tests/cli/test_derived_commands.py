@@ -12,7 +12,7 @@ import pytest
 
 import draftgauge as package
 from command_line import draftgauge, succeeds
-from draftgauge.api import requests
+from draftgauge import requests
 from draftgauge.core.config import make_request, settings_of
 from draftgauge.core.parts import PairSpec
 from written_runs import write_run

@@ -8,15 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.arms import DEFAULT_CONSTANT, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
-from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
-from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.genai_arms import genai_arms
-from draftgauge.api.pair import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
-from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
-from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
 from draftgauge.api.runs import Run
+from draftgauge.benching.arms import (
+    DEFAULT_CONSTANT,
+    BenchPrompt,
+    bench_arms,
+    own_arm,
+    transformers_arms,
+    without_failed,
+)
+from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
+from draftgauge.benching.genai_arms import genai_arms
 from draftgauge.core.compressions import held_as
 from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
@@ -43,9 +46,13 @@ from draftgauge.judging.splits import (
 )
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.pair.costs import pair_costs
+from draftgauge.pair.loading import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
+from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import PolicySpec, compared_policies, read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
+from draftgauge.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import select
 

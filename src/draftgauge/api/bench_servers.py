@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
-from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
-from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
-from draftgauge.api.requests import PLAIN, BenchServersRequest
+from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms
+from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
@@ -20,7 +18,9 @@ from draftgauge.core.seeds import generator
 from draftgauge.core.verb import verb
 from draftgauge.models.folder import REFERENCE
 from draftgauge.models.loading import load_tokenizer
+from draftgauge.pair.prompts import PromptEncoder, choose_prompts, encode_prompts
 from draftgauge.policies.spec import PolicySpec
+from draftgauge.requests import PLAIN, BenchServersRequest
 from draftgauge.serving.client import CLIENTS, complete
 from draftgauge.serving.counters import served_models
 from draftgauge.serving.step_costs import costs_of_steps
@@ -37,7 +37,7 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
     serves the draft model by itself; it says what drafting costs, and has no row.
 
     Returns:
-        Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``.
+        Rows of :func:`~draftgauge.benching.bench_rows.bench_rows`, one arm a server, with ``engine``.
 
     Raises:
         DraftgaugeError: if no server is named ``plain`` or as what gains shall be over, names are doubled, or a server

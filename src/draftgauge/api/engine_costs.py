@@ -6,10 +6,10 @@ import json
 import shlex
 from typing import Any
 
-from draftgauge.api.requests import CostsRequest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.verb import verb
+from draftgauge.requests import CostsRequest
 from draftgauge.serving.forward_bench import calibrated, cases_document, costs_of_results
 
 

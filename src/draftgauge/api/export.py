@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from draftgauge.api.requests import ExportRequest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import remove_temporaries
 from draftgauge.core.verb import verb
@@ -13,6 +12,7 @@ from draftgauge.drafters.formats import dflash, eagle3
 from draftgauge.drafters.formats.writing import ORIGIN, write_checkpoint
 from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
 from draftgauge.models.folder import resolve_source
+from draftgauge.requests import ExportRequest
 
 
 @verb(ExportRequest)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.requests import FitRequest
 from draftgauge.api.runs import Run
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import require_writable_file
@@ -31,6 +30,7 @@ from draftgauge.judging.splits import (
 )
 from draftgauge.policies.base import Extends
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
+from draftgauge.requests import FitRequest
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.trace import Trace, narrow, select

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import Run, fitted_here
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.verb import verb
@@ -19,6 +18,7 @@ from draftgauge.judging.verdict import say_verdict
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import NO_DRAFT, WHOLE_BATCH, PolicySpec, read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
+from draftgauge.requests import ReplayRequest
 
 
 @verb(ReplayRequest)

@@ -26,8 +26,6 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from draftgauge.api.costs import measured
-from draftgauge.api.pair import Drafts, Pair, tokenizer_beside
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.process import in_turn
 from draftgauge.core.progress import silent
@@ -44,6 +42,8 @@ from draftgauge.models.engines.lean_families import PLAIN_TENSORS, why_not_lean
 from draftgauge.models.engines.packing import packs
 from draftgauge.models.loading import wrap
 from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.pair.costs import measured
+from draftgauge.pair.loading import Drafts, Pair, tokenizer_beside
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import PolicySpec, read_policies, with_objects
 from draftgauge.traces.costs import CostCurve

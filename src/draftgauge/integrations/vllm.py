@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftgauge.api.pair import Pair
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.parts import drafter_for
@@ -29,6 +28,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.loading import load_tokenizer, wrap
+from draftgauge.pair.loading import Pair
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.engine_costs import read_costs

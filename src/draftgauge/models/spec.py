@@ -1,4 +1,4 @@
-"""Models of transformers: what their files say of them, how they sample, and how they are called, without bars or hints."""
+"""Models of transformers: what their files say, how they sample, and how they are called, without bars or hints."""
 
 from __future__ import annotations
 

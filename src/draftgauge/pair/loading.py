@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 from torch import Generator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftgauge.api.prompts import PromptEncoder, encoder_of
-from draftgauge.api.requests import PairSpec, SamplingSpec
 from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
@@ -30,6 +28,8 @@ from draftgauge.models.prompts_text import PLAIN, encode_with
 from draftgauge.models.spec import own_sampling
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
+from draftgauge.pair.prompts import PromptEncoder, encoder_of
+from draftgauge.requests import PairSpec, SamplingSpec
 from draftgauge.traces.manifest import Manifest
 from draftgauge.verification import Sampling
 

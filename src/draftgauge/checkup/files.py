@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.doctor_checks import CHECKPOINT, MTP, UNKNOWN, Evidence
-from draftgauge.api.pair import load_pair_of, target_of
-from draftgauge.api.requests import PairSpec
+from draftgauge.checkup.checks import CHECKPOINT, MTP, UNKNOWN, Evidence
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.base import Drafting, choose_drafter, drafter_kind
@@ -30,6 +28,8 @@ from draftgauge.models.loading import load_tokenizer, made_by_others, quantisati
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
+from draftgauge.pair.loading import load_pair_of, target_of
+from draftgauge.requests import PairSpec
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
 from draftgauge.training.reuse.prepare import known_fingerprint

@@ -8,10 +8,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from draftgauge.api.pair import target_of
-from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
-from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.served import answered_prompts
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing
 from draftgauge.drafters.base import choose_drafter, drafter_kind
@@ -24,6 +20,10 @@ from draftgauge.models.device import choose_device, free_bytes, seconds
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import load_tokenizer, made_by_others
 from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration
+from draftgauge.pair.loading import target_of
+from draftgauge.pair.prompts import PromptEncoder, choose_prompts, encode_prompts
+from draftgauge.pair.served import answered_prompts
+from draftgauge.requests import ProfileRequest
 
 ROW_BYTES = 18  # of a position: its prompt and number, token, entropy, accepted
 DRAFTED_BYTES = 16  # of a drafted token: itself and three signals

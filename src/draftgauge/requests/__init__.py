@@ -5,7 +5,20 @@ derived from them (:mod:`draftgauge.cli.main`), and the Python functions take th
 (:mod:`draftgauge.core.verb`). Fields of a part count as fields of the request.
 """
 
-from draftgauge.api.requests.decoding import (
+from draftgauge.core.parts import (
+    ChatSpec,
+    CostSpec,
+    DeviceSpec,
+    DraftSpec,
+    JudgedSpec,
+    LoadSpec,
+    OutputSpec,
+    PairSpec,
+    PromptSpec,
+    SamplingSpec,
+    SeedSpec,
+)
+from draftgauge.requests.decoding import (
     DATASTORE_TOKENS,
     PLAIN,
     AdviseRequest,
@@ -23,24 +36,11 @@ from draftgauge.api.requests.decoding import (
     ReplayRequest,
     ReportRequest,
 )
-from draftgauge.api.requests.training import (
+from draftgauge.requests.training import (
     DiagnoseRequest,
     EvaluateRequest,
     ExportRequest,
     StudyKvshotRequest,
     StudySpeckvRequest,
     TrainRequest,
-)
-from draftgauge.core.parts import (
-    ChatSpec,
-    CostSpec,
-    DeviceSpec,
-    DraftSpec,
-    JudgedSpec,
-    LoadSpec,
-    OutputSpec,
-    PairSpec,
-    PromptSpec,
-    SamplingSpec,
-    SeedSpec,
 )
