@@ -22,12 +22,11 @@ from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.contexts import shown as of_contexts
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace, narrow
+from draftgauge.traces.trace import Trace, context_lengths, narrow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,8 +24,8 @@ from draftgauge.drafters.source import Drafting, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
-from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.fingerprint import files_of
+from draftgauge.models.folder import is_gguf
 from draftgauge.models.loading import load_tokenizer, made_by_others, quantisation_method
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.tap_plan import TapPlan
