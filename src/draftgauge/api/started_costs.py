@@ -13,7 +13,7 @@ from draftgauge.api.costs import bundled_text
 from draftgauge.api.requests import CostsRequest, StartSpec
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
-from draftgauge.policies.registry import FIXED
+from draftgauge.policies.spec import FIXED
 from draftgauge.serving.client import CLIENTS, How, complete, prompt_tokens
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.engines import ENGINES, GGUF, LANGUAGE_MODEL, LOOKUP, MTP, PLAIN, Deployment
@@ -60,11 +60,11 @@ def started_costs(request: CostsRequest, progress: Progress) -> EngineCosts:
             text = text[:REPEATED] if served.drafter == LOOKUP else text
             took[setting] = []
             for row, batch in enumerate(batches):
-                plain = took[PLAIN][row] if length else [0.0] * len(contexts)
+                alone = took[PLAIN][row] if length else [0.0] * len(contexts)
                 took[setting].append(
                     [
-                        _step(engine.name, url, (text * math.ceil(context / len(text)))[:context], batch, length, alone)
-                        for context, alone in zip(contexts, plain, strict=True)
+                        _step(engine.name, url, (text * math.ceil(context / len(text)))[:context], batch, length, plain)
+                        for context, plain in zip(contexts, alone, strict=True)
                     ]
                 )
             if length:
@@ -80,17 +80,20 @@ def started_costs(request: CostsRequest, progress: Progress) -> EngineCosts:
         )
         for row in range(len(batches))
     ]
-    plain, verify, draft = (tuple(getattr(part, name)[0] for part in parts) for name in ("plain", "verify", "draft"))
-    said = f"{parts[0].provenance}, started on this machine"
-    made = replace(parts[0], batches=tuple(batches), plain=plain, verify=verify, draft=draft, context=contexts[0])
-    if len(contexts) == 1:
-        return replace(made, provenance=said)
-    texts, longest = np.outer(batches, contexts), lengths[-1]
-    law, drafts = (
-        fit_law(texts, seconds) for seconds in (steps[PLAIN], (steps[f"{FIXED}{longest}"] - steps[PLAIN]) / longest)
+    made = replace(
+        parts[0],
+        batches=tuple(batches),
+        plain=tuple(part.plain[0] for part in parts),
+        verify=tuple(part.verify[0] for part in parts),
+        draft=tuple(part.draft[0] for part in parts),
+        context=contexts[0],
+        provenance=f"{parts[0].provenance}, started on this machine",
     )
-    slopes = {"context_seconds": law.slope, "draft_context_seconds": drafts.slope, "context_error": law.error}
-    return replace(made, provenance=said, **slopes)
+    if len(contexts) == 1:
+        return made
+    texts, drafting = np.outer(batches, contexts), (steps[f"{FIXED}{lengths[-1]}"] - steps[PLAIN]) / lengths[-1]
+    law, drafts = fit_law(texts, steps[PLAIN]), fit_law(texts, drafting)
+    return replace(made, context_seconds=law.slope, draft_context_seconds=drafts.slope, context_error=law.error)
 
 
 def check_length(engine: str, url: str, length: int) -> None:

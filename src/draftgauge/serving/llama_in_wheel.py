@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import xllamacpp
 
@@ -16,7 +18,7 @@ ATTENTION = {
 }
 NGRAMS = "speculative.ngram_simple"
 # Option -> its type, and where the wheel keeps it.
-OPTIONS = {
+OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "--model": (str, "model.path"),
     "--port": (int, "port"),
     "--parallel": (int, "n_parallel"),
