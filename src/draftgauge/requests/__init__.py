@@ -17,6 +17,7 @@ from draftgauge.core.parts import (
     PromptSpec,
     SamplingSpec,
     SeedSpec,
+    StartSpec,
 )
 from draftgauge.requests.decoding import (
     DATASTORE_TOKENS,
