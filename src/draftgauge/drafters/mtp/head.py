@@ -79,7 +79,7 @@ class Head:
         with attention_kernels(states.device):
             output = self.decoder(
                 inputs_embeds=states,
-                position_ids=places,
+                position_ids=places.expand(len(states), -1),
                 attention_mask=mask,
                 use_cache=True,
                 **{self._argument: Passing(take)},
