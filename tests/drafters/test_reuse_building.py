@@ -13,7 +13,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse import building
 from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
 from draftgauge.drafters.reuse.config import INJECTIONS, reuse_config
-from draftgauge.models.reference import reference_path
+from draftgauge.models.folder import reference_path
 from reuse_nets import DESIGNS
 from tiny import tiny_model
 

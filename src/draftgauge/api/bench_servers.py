@@ -18,8 +18,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.seeds import generator
+from draftgauge.models.folder import REFERENCE
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.reference import REFERENCE
 from draftgauge.policies.spec import PolicySpec
 from draftgauge.serving.client import CLIENTS, complete
 from draftgauge.serving.counters import served_models

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import CostSpec
-from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
+from draftgauge.core.files import cache_folder
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.meter import MeterPlan, measure_costs
+from draftgauge.models.folder import PAIR_FOLDER
 from draftgauge.models.prompts_text import token_ids
-from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import VERSION, CostCurve
 from draftgauge.verification import Sampling

@@ -13,7 +13,7 @@ from draftgauge.drafters.formats import dflash, eagle3
 from draftgauge.drafters.formats.writing import ORIGIN, write_checkpoint
 from draftgauge.drafters.mtp import writing as mtp
 from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.folder import resolve_source
 
 
 @verb(ExportRequest)

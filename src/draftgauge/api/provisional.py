@@ -10,15 +10,14 @@ import numpy as np
 
 from draftgauge.api.runs import Run
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import replay_lengths
-from draftgauge.policies.registry import FIXED
+from draftgauge.policies.spec import FIXED
 from draftgauge.serving.advice import cost_ranges
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.engines import GGUF, PLAIN, Engine
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, context_lengths
 
 
 def provisional(trace: Trace, costs: CostCurve, engine: Engine, run: Run) -> tuple[list[dict[str, Any]], str]:

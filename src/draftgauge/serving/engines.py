@@ -14,8 +14,7 @@ from typing import Any
 from draftgauge.core.compressions import COMPRESSED_BEFORE
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LEAST, LONGEST
-from draftgauge.policies.registry import FIXED, compared_policies
-from draftgauge.policies.spec import PolicySpec
+from draftgauge.policies.spec import FIXED, PolicySpec, compared_policies
 from draftgauge.traces.engine_costs import LOOPS
 from draftgauge.traces.manifest import Manifest
 
