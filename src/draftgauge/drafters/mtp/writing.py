@@ -1,4 +1,4 @@
-"""A trained MTP head as a checkpoint: Qwen3.5's keys, for the targets whose engines read them."""
+"""A trained MTP head as a checkpoint in Qwen3.5's keys, which its weights have already."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Any
 from torch import Tensor
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters.mtp.families import family_of, trained_family
+from draftgauge.drafters.mtp.families import FAMILIES, trained_family
 from draftgauge.drafters.reuse.config import ReuseConfig
 
 
 def check_exportable(config: ReuseConfig) -> None:
     """Refuse what is no MTP head, and a head of a family that ships it otherwise or not at all."""
-    if not config.traits.own_layer:
-        raise DraftgaugeError(f"the {config.design} design is no MTP head: train one with `--reuse mtp`")
-    known = family_of(config.target_family)
-    if known is None or known[1] is not trained_family(config.target_family):
+    if not config.traits.own_layer or trained_family(config.target_family) not in FAMILIES.values():
+        what = "an MTP head" if config.traits.own_layer else f"the {config.design} design as an MTP head"
         raise DraftgaugeError(
-            f"no serving engine loads an MTP head of {config.target_family} targets in the layout of Qwen3.5: "
-            "run it with draftgauge itself, with --drafter FOLDER"
+            f"no serving engine loads {what} of {config.target_family} targets in the layout of Qwen3.5: run it with "
+            "draftgauge itself, with --drafter FOLDER"
         )
 
 
