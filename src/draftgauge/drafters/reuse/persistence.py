@@ -47,7 +47,7 @@ def is_drafter(folder: str | Path) -> bool:
 
 
 def is_mtp_head(folder: str | Path) -> bool:
-    return is_drafter(folder) and read_description(Path(folder))["config"].get("design") == "mtp"
+    return is_drafter(folder) and read_config(Path(folder)).traits.own_layer
 
 
 def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
