@@ -37,7 +37,7 @@ from draftgauge.api.recording import batch_models
 from draftgauge.api.runs import Run
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.judging.batched import BatchReplay, replay_batch
+from draftgauge.judging.batch_rows import BatchReplay, replay_batch
 from draftgauge.meter import BatchMeterPlan, measure_batches
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import StaticRows

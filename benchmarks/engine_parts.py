@@ -18,8 +18,8 @@ from draftgauge.api.bench_rows import Reference, bench_rows
 from draftgauge.api.profile import profile
 from draftgauge.api.prompts import prompt_file
 from draftgauge.core.prompts import first_per_task, read_prompts
+from draftgauge.models.folder import reference_path
 from draftgauge.models.prompts_text import encode_with
-from draftgauge.models.reference import reference_path
 
 LONGEST = 16
 CONTEXT = 1024  # of the servers; a cache of one GiB takes it several times over

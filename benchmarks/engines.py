@@ -36,8 +36,8 @@ from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.requests import CostSpec, LoadSpec, PairSpec
 from draftgauge.core.provenance import read_measurement
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.models.folder import reference_path
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.reference import reference_path
 from draftgauge.policies.spec import make_policy
 from engine_processes import llama_server
 

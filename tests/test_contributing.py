@@ -19,7 +19,7 @@ from draftgauge.api.replay import replay
 from draftgauge.core.extensions import import_others
 from draftgauge.drafters import source as kinds
 from draftgauge.drafters.source import Drafting, drafter_kinds
-from draftgauge.policies.registry import POLICIES
+from draftgauge.policies.spec import POLICIES
 from draftgauge.traces.manifest import Manifest
 from tiny import save_tiny
 

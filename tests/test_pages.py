@@ -15,7 +15,7 @@ import draftgauge
 from command_line import draftgauge as command_line
 from draftgauge.cli import main
 from draftgauge.integrations import generate_pair
-from draftgauge.policies.registry import POLICIES
+from draftgauge.policies.spec import POLICIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))

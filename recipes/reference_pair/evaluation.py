@@ -19,7 +19,7 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.models.base import CachedModel
-from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.models.folder import PAIR_FOLDER
 from draftgauge.traces.repetition import gram_counts
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.trace import Trace, select

@@ -20,7 +20,7 @@ from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.rendering import Rendering
-from draftgauge.judging.fitting.stopping import fit_stopping
+from draftgauge.judging.fitting.logistic import fit_stopping
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.splits import split_trace
 from draftgauge.policies.fitted import load_fitted, save_fitted

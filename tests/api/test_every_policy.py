@@ -19,10 +19,10 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.report import report
 from draftgauge.api.requests import CostSpec
-from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import cache_folder
 from draftgauge.models.vocabulary import vocabulary_digest
-from draftgauge.policies.registry import POLICIES
+from draftgauge.policies.spec import POLICIES
 from draftgauge.traces.costs import CostCurve
 from draftgauge.verification import Sampling
 from tiny import tiny_tokenizer

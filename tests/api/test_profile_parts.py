@@ -23,7 +23,7 @@ from draftgauge.api.recording import PartJob
 from draftgauge.api.requests import ProfileRequest
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import execute
-from draftgauge.core.locks import only_writer
+from draftgauge.core.process import only_writer
 from draftgauge.core.progress import silent
 from draftgauge.core.settings import make_request
 from draftgauge.models.growing import FIRST_CAPACITY

@@ -41,8 +41,8 @@ def test_a_length_is_the_best_one_exactly_in_its_range_of_costs() -> None:
 @pytest.mark.parametrize(
     ("engine", "measured"),
     [
-        ("vllm", "draftgauge bench-servers plain=http://127.0.0.1:8000 fixed:4=http://127.0.0.1:8001 --engine vllm"),
-        ("llama-server", "--costs-out llama-server-costs.json`"),
+        ("vllm", "`draftgauge costs --start --engine vllm --target "),
+        ("llama-server", "--target TARGET.gguf --drafter DRAFT.gguf --out llama-server-costs.json`"),
         ("sglang", "write what a step takes there to sglang-costs.json"),
         ("gguf", "`draftgauge profile --target TARGET.gguf"),
     ],

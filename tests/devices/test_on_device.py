@@ -23,7 +23,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.engines.static import StaticRows
-from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.models.folder import PAIR_FOLDER
 from draftgauge.policies.batch import make_batch_policy
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.manifest import Manifest

@@ -13,7 +13,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse import building
 from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
 from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
-from draftgauge.models.reference import reference_path
+from draftgauge.models.folder import reference_path
 from tiny import tiny_model
 
 ROWS: list[dict[str, Any]] = [  # of the paper's step-wise table

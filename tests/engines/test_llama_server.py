@@ -18,9 +18,9 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.models.folder import PAIR_FOLDER, reference_path
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
-from draftgauge.models.reference import PAIR_FOLDER, reference_path
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.policies.spec import make_policy
 from draftgauge.serving.client import complete

@@ -21,8 +21,8 @@ from draftgauge.drafters.reuse import drafting
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import target_fingerprint
+from draftgauge.models.folder import reference_path
 from draftgauge.models.loading import wrap
-from draftgauge.models.reference import reference_path
 from draftgauge.models.taps import TapPlan, batch_features
 from reuse_nets import saved_drafter
 from tiny import tiny_model, tokens

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.core.locks import FOLDER_LOCK, only_writer
+from draftgauge.core.process import FOLDER_LOCK, only_writer
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.models.device import torch_threads

@@ -25,8 +25,7 @@ from draftgauge.judging.replay import can_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import verdict_of
-from draftgauge.policies.registry import FIXED
-from draftgauge.policies.spec import PolicySpec, make_policy, read_policies
+from draftgauge.policies.spec import FIXED, PolicySpec, make_policy, read_policies
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.serving.advice import (
     acceptance_to_pay,

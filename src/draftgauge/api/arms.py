@@ -56,7 +56,7 @@ class BenchPrompt:
 @dataclass(frozen=True)
 class ArmRun:
     """One prompt decoded once: committed tokens, target passes (0 if unknown), decoding seconds of ``timed`` tokens,
-    accepted tokens that were drafted and looked up."""
+    accepted tokens that were drafted and looked up. ``drafted`` is of servers."""
 
     tokens: list[int]
     steps: int
@@ -65,6 +65,7 @@ class ArmRun:
     prefill_seconds: float
     accepted_draft: int = 0
     accepted_text: int = 0
+    drafted: int = 0
 
 
 @dataclass

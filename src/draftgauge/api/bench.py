@@ -20,20 +20,20 @@ from draftgauge.api.runs import Run, fitted_on, warn_of_other_pairs, warn_of_see
 from draftgauge.api.verb import verb
 from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
-from draftgauge.core.load import busy_note, machine_load
+from draftgauge.core.process import busy_note, machine_load
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
 from draftgauge.core.settings import given_settings, settings_of
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import record_passes
-from draftgauge.judging.evaluate import SAME_PROMPTS, best_fixed_gamma
+from draftgauge.judging.evaluate import SAME_PROMPTS
+from draftgauge.judging.replay import best_fixed_gamma
 from draftgauge.judging.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import compared_policies, with_objects
-from draftgauge.policies.spec import PolicySpec, read_policies
+from draftgauge.policies.spec import PolicySpec, compared_policies, read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import select

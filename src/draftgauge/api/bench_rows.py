@@ -17,7 +17,7 @@ from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import recommend, say_verdict
-from draftgauge.policies.registry import FIXED
+from draftgauge.policies.spec import FIXED
 from draftgauge.traces.repetition import distinct_share
 
 SAME_RUNS = "same runs"  # a fixed length chosen by the very runs that it is compared on, which favours it

@@ -30,7 +30,7 @@ from draftgauge.judging.verdict import LOOKUP, NOT_DRAFTING
 from draftgauge.models.compression import on_meta, weight_bytes
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.spec import read_configuration
-from draftgauge.policies.registry import compared_policies
+from draftgauge.policies.spec import compared_policies
 from draftgauge.serving.advice import flags_of
 from draftgauge.serving.engines import deployment_of, engine_of
 from draftgauge.traces.costs import CostCurve

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from draftgauge.api.pair import Pair
 from draftgauge.api.requests import CostSpec
-from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
+from draftgauge.core.files import cache_folder
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.meter import MeterPlan, measure_costs
+from draftgauge.models.folder import PAIR_FOLDER
 from draftgauge.models.prompts_text import token_ids
-from draftgauge.models.reference import PAIR_FOLDER
 from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.traces.costs import VERSION, CostCurve
 from draftgauge.verification import Sampling
@@ -51,11 +51,8 @@ def pair_costs(
             kept = _IN_DOUBT.get(path) or CostCurve.load(path)
             if path in _IN_DOUBT or not kept.doubt():  # else the machine was busy: measured again
                 return replace(kept, vocabulary=vocabulary)  # which no cost depends on
-    # Text of bundled prompts: costs hardly depend on the words, but drafts should be accepted now and then.
-    prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
-    text = "\n\n".join(prompt.text or "\n".join(message.content for message in prompt.messages) for prompt in prompts)
     plan = MeterPlan(
-        text=token_ids(pair.tokenizer, text, special=False),
+        text=token_ids(pair.tokenizer, bundled_text(), special=False),
         contexts=CONTEXTS,
         gamma_max=gamma_max,
         seconds=spec.cost_seconds,
@@ -69,6 +66,12 @@ def pair_costs(
         warn(f"costs are not certain, and measured again next time: {doubt}")
     keep_costs(pair, curve, sampling)
     return curve
+
+
+def bundled_text() -> str:
+    """Text of bundled prompts: costs hardly depend on the words, but drafts should be accepted now and then."""
+    prompts = read_prompts(PAIR_FOLDER / "prompts" / "train.jsonl", PROMPTS)
+    return "\n\n".join(prompt.text or "\n".join(message.content for message in prompt.messages) for prompt in prompts)
 
 
 def keep_costs(pair: Pair, curve: CostCurve, sampling: Sampling) -> None:

@@ -26,7 +26,7 @@ from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.models.compression import lacks_library
 from draftgauge.models.device import torch_threads
-from draftgauge.policies.registry import compared_policies
+from draftgauge.policies.spec import compared_policies
 
 FIRST_POLICY = "fixed:4"
 REPORT_SECONDS = 10.0  # for the report, at the end

@@ -9,7 +9,7 @@ from pathlib import Path
 from draftgauge.api.runs import Run
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.models.reference import REFERENCE, resolve_source
+from draftgauge.models.folder import REFERENCE, resolve_source
 from draftgauge.serving.engines import DFLASH, EAGLE3, Deployment, Engine, deployment_of
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE
 from draftgauge.traces.manifest import Manifest

@@ -124,11 +124,11 @@ def _of_run(request: DoctorRequest, run: Run, of_files: Evidence | None) -> Evid
     held = UNKNOWN if of_files.compression is None else (manifest.target.compression, of_files.compression[1])
     evidence = replace(of_files, trace=trace, costs=costs, compression=held)
     if manifest.drafter in (CHECKPOINT, MTP) and trace.sampled is None and evidence.tokenizer is not None:
-        from draftgauge.api.doctor_files import layer_rates, mtp_rates
+        from draftgauge.api.doctor_files import layout_rates, mtp_rates
 
         with suppress(ModelError):  # a target that does not fit here
             if manifest.drafter == CHECKPOINT:
-                evidence = replace(evidence, layer_rates=layer_rates(manifest, request.pair, trace))
+                evidence = replace(evidence, layout_rates=layout_rates(manifest, request.pair, trace))
             else:
                 evidence = replace(evidence, mtp_rates=mtp_rates(manifest, request.pair, trace))
     return evidence

@@ -22,12 +22,11 @@ from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.contexts import shown as of_contexts
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
 from draftgauge.serving.advice import acceptance_to_pay
 from draftgauge.serving.counters import SpeculationCounts, constant_chance
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace, narrow
+from draftgauge.traces.trace import Trace, context_lengths, narrow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,9 +54,9 @@ class Evidence:
         made_for: the target that the drafter's files name; empty if it is this one.
         map_error: what is wrong with a checkpoint's vocabulary map; empty if nothing is.
         mtp_missing, mtp_quantised, mtp_shifted: what is wrong with an MTP head's tensors; empty if nothing is.
-        mtp_rates: as ``layer_rates``, by how the inputs of an MTP head may be meant.
-        layer_rates: share of right first drafted tokens, by the target layers that a checkpoint may be meant to read,
-            those of its configuration first.
+        layout_rates: share of right first drafted tokens, by what a checkpoint's configuration may be meant to say,
+            as it stands first.
+        mtp_rates: the same by how the inputs of an MTP head may be meant.
         compression: how the target is held, and how the drafter is, or the target was when the drafter was trained.
         longest: text in tokens that the drafter was made for.
     """
@@ -68,7 +67,7 @@ class Evidence:
     draft_tokenizer: PreTrainedTokenizerBase = UNKNOWN
     made_for: str = UNKNOWN
     map_error: str = UNKNOWN
-    layer_rates: Mapping[tuple[int, ...], float] = UNKNOWN
+    layout_rates: Mapping[str, float] = UNKNOWN
     compression: tuple[str, str] = UNKNOWN
     longest: int = UNKNOWN
     trace: Trace = UNKNOWN
@@ -213,19 +212,10 @@ def translated_rate(ids: NDArray[Any], output: NDArray[Any]) -> float:
     return float(np.mean(tested)) if tested else 0.0
 
 
-def layers_read(e: Evidence) -> Seen:
-    own, best = next(iter(e.layer_rates)), max(e.layer_rates, key=e.layer_rates.__getitem__)
-    rates = [f"{e.layer_rates[layers]:.0%} with those of layers {list(layers)}" for layers in (own, best)]
-    hint = f"target_layer_ids {list(best)}, or eagle_aux_hidden_state_layer_ids {[layer + 1 for layer in best]}"
-    if e.layer_rates[best] - e.layer_rates[own] <= TOO_RARE:
-        return False, f"no neighbouring layers do better than {list(own)}"
-    return True, f"first tokens are right, by the outputs read: {', '.join(rates)} from 0, which are {hint}"
-
-
-def mtp_layout(e: Evidence) -> Seen:
-    own, best = next(iter(e.mtp_rates)), max(e.mtp_rates, key=e.mtp_rates.__getitem__)
-    rates = [f"{e.mtp_rates[how]:.0%} with {how}" for how in dict.fromkeys((own, best))]
-    return e.mtp_rates[best] - e.mtp_rates[own] > TOO_RARE, f"first tokens are right, by the inputs: {'; '.join(rates)}"
+def _best_reading(rates: Mapping[str, float]) -> Seen:
+    own, best = next(iter(rates)), max(rates, key=rates.__getitem__)
+    shown = "; ".join(f"{rates[how]:.0%} with {how}" for how in dict.fromkeys((own, best)))
+    return rates[best] - rates[own] > TOO_RARE, f"first tokens are right: {shown}"
 
 
 def thinking(e: Evidence) -> Seen:
@@ -378,11 +368,11 @@ CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
     "chat-template": (chat_template, ("tokenizer", "trace")),
     "made-for": (made_for, ("made_for",)),
     "vocabulary-map": (vocabulary_map, ()),
-    "layers-read": (layers_read, ("layer_rates",)),
+    "layout": (lambda e: _best_reading(e.layout_rates), ("layout_rates",)),
     "mtp-tensors": (lambda e: (bool(e.mtp_missing), e.mtp_missing or "all are there"), ("mtp_missing",)),
     "mtp-quantised": (lambda e: (bool(e.mtp_quantised), e.mtp_quantised or "none is"), ("mtp_quantised",)),
     "mtp-norms": (lambda e: (bool(e.mtp_shifted), e.mtp_shifted or "as the target's own"), ("mtp_shifted",)),
-    "mtp-layout": (mtp_layout, ("mtp_rates",)),
+    "mtp-layout": (lambda e: _best_reading(e.mtp_rates), ("mtp_rates",)),
     "thinking": (thinking, ("tokenizer", "trace")),
     "compression": (compression, ("compression",)),
     "context": (context, ("longest", "trace")),

@@ -12,8 +12,10 @@ from draftgauge.api.requests import PairSpec
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.building import read_layout, target_ids
+from draftgauge.drafters.formats.eagle3 import Eagle3Layout
 from draftgauge.drafters.formats.files import read_config, read_tensors
 from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
+from draftgauge.drafters.formats.settings import rope_base, with_rope_base
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.mtp.checking import head_faults
 from draftgauge.drafters.mtp.live import MtpSource
@@ -22,8 +24,8 @@ from draftgauge.drafters.source import Drafting, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
-from draftgauge.models.engines.gguf_library import is_gguf
 from draftgauge.models.fingerprint import files_of
+from draftgauge.models.folder import is_gguf
 from draftgauge.models.loading import load_tokenizer, made_by_others, quantisation_method
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.tap_plan import TapPlan
@@ -81,20 +83,33 @@ def of_files(spec: PairSpec, target: str, kind: str, source: str | Path | None) 
     return evidence
 
 
-def layer_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[tuple[int, ...], float]:
-    """How often a checkpoint's first token is right if it reads its own layers, those one off, or its own in reverse
-    order."""
+def layout_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[str, float]:
+    """How often a checkpoint's first token is right, read as its files say, and with other settings of config.json.
+
+    Converters drop these: the layers, ``norm_before_residual`` and the base of the rotary embedding.
+    """
     pair = load_pair_of(manifest, spec)
     assert isinstance(pair.draft_source, CheckpointSource)
     net, target = pair.draft_source.net, pair.target
-    own, layers = net.layout.taps, target.module.config.get_text_config().num_hidden_layers
-    readings = (own, tuple(layer - 1 for layer in own), tuple(layer + 1 for layer in own), own[::-1])
-    rates: dict[tuple[int, ...], float] = {}
-    for reading in readings:
-        if min(reading) < 0 or max(reading) >= layers - 1:
-            continue
-        drafter = CheckpointDrafter(net, target, attach_taps(target, TapPlan(reading)), pair.end_tokens)  # type: ignore[arg-type]
-        rates[reading] = _right(drafter, target, trace)
+    text = target.module.config.get_text_config()
+    own, rope = net.layout.taps, net.layout.decoder.rope
+    readings = {"its own settings": net.layout}
+    for layers in (tuple(layer - 1 for layer in own), tuple(layer + 1 for layer in own), own[::-1]):
+        if min(layers) >= 0 and max(layers) < text.num_hidden_layers - 1 and layers != own:
+            named = f"target_layer_ids {list(layers)} (eagle_aux_hidden_state_layer_ids {[n + 1 for n in layers]})"
+            readings[named] = replace(net.layout, taps=layers)
+    if isinstance(net.layout, Eagle3Layout):
+        other = not net.layout.norm_before_residual
+        readings[f"norm_before_residual {str(other).lower()}"] = replace(net.layout, norm_before_residual=other)
+    theirs, held = (rope_base(table) for table in (text.to_dict(), rope))
+    if theirs is not None and theirs != held:
+        based = replace(net.layout.decoder, rope=with_rope_base(rope, theirs))
+        readings[f"rope_theta {theirs}, the target's"] = replace(net.layout, decoder=based)
+    rates: dict[str, float] = {}
+    for name, layout in readings.items():
+        taps = attach_taps(target, TapPlan(layout.taps))
+        drafter = CheckpointDrafter(net.with_layout(layout), target, taps, pair.end_tokens)  # type: ignore[arg-type]
+        rates[name] = _right(drafter, target, trace)
     return rates
 
 

@@ -25,9 +25,8 @@ from draftgauge.drafters.reuse.persistence import (
     trained_depths,
     trained_prompts,
 )
-from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.bootstrap import columns, ratio_interval
 from draftgauge.judging.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
-from draftgauge.judging.statistics.paired import ratio_interval
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.vocabulary import end_tokens

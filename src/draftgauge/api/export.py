@@ -12,7 +12,7 @@ from draftgauge.core.files import remove_temporaries
 from draftgauge.drafters.formats import dflash, eagle3
 from draftgauge.drafters.formats.writing import ORIGIN, write_checkpoint
 from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.folder import resolve_source
 
 
 @verb(ExportRequest)

@@ -15,8 +15,8 @@ from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.judging.evaluate import evaluate_design
+from draftgauge.judging.fitting.logistic import fit_stopping
 from draftgauge.judging.fitting.speckv import fit_speckv
-from draftgauge.judging.fitting.stopping import fit_stopping
 from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.fitting.two_source import fit_two_source
 from draftgauge.judging.splits import (

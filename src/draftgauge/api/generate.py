@@ -23,8 +23,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import IncrementalDecoder, vocabulary_digest
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import with_objects
-from draftgauge.policies.spec import read_policies
+from draftgauge.policies.spec import read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
 from draftgauge.traces.datastore import grow, stored_output
 

@@ -23,13 +23,12 @@ from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel, skeleton_of
 from draftgauge.models.compression import label_of
-from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
+from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.fingerprint import fingerprint, was_sampled
-from draftgauge.models.folder import model_folder
+from draftgauge.models.folder import REFERENCE, is_gguf, model_folder
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method, wrap
 from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
-from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from draftgauge.traces.manifest import Manifest

@@ -32,7 +32,7 @@ from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
-from draftgauge.core.locks import only_writer
+from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.dense import DraftsRefused

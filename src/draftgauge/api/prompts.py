@@ -23,12 +23,12 @@ from draftgauge.core.prompts import (
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.judging.positions import check_prompt_tokens
 from draftgauge.models.base import CachedModel
+from draftgauge.models.folder import PAIR_FOLDER, TOOLS_FILE
 from draftgauge.models.prompts_text import encode_with, keep_ends
-from draftgauge.models.reference import PAIR_FOLDER, TOOLS_FILE
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.traces.run import Run
+from draftgauge.traces.trace import check_prompt_tokens
 
 BUNDLED = "reference:"
 ALL_SPLITS = "all"

@@ -10,15 +10,14 @@ import numpy as np
 
 from draftgauge.api.runs import Run
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.judging.positions import context_lengths
 from draftgauge.judging.replay import replay_lengths
-from draftgauge.policies.registry import FIXED
+from draftgauge.policies.spec import FIXED
 from draftgauge.serving.advice import cost_ranges
 from draftgauge.serving.client import CLIENTS
-from draftgauge.serving.engines import GGUF, PLAIN, Engine
+from draftgauge.serving.engines import GGUF, LANGUAGE_MODEL, PLAIN, Engine, gguf_or
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, context_lengths
 
 
 def provisional(trace: Trace, costs: CostCurve, engine: Engine, run: Run) -> tuple[list[dict[str, Any]], str]:
@@ -102,12 +101,14 @@ def to_measure(engine: Engine, manifest: Manifest, file: Path) -> str:
         return f"record a run there: `{shlex.join([*words, '--out', f'{engine.name}-run'])}`"
     if engine.name not in CLIENTS:
         return f"write what a step takes there to {file}"
-    words = ["draftgauge", "bench-servers", "plain=http://127.0.0.1:8000", "fixed:4=http://127.0.0.1:8001"]
-    words += ["--engine", engine.name, "--target", manifest.target.source, "--prompts", manifest.prompts.path]
-    words += [] if manifest.tokenizer is None else ["--tokenizer", manifest.tokenizer]
-    metrics = ", the second also with --per-request-spec-decode-metrics summary"
-    started = f" (both with --enable-per-request-metrics{metrics})" if engine.name == "vllm" else ""
+    kind, draft = manifest.drafter, manifest.draft
+    target, source = manifest.target.source, None if draft is None else draft.source
+    if engine.name == "llama-server":
+        target, source = gguf_or(target, "TARGET"), source and gguf_or(source, "DRAFT")
+    words = ["draftgauge", "costs", "--start", "--engine", engine.name, "--target", target]
+    words += ["--drafter", source or kind]
+    if source is not None and kind != LANGUAGE_MODEL:
+        words += ["--kind", (draft and draft.family) or kind]
     return (
-        f"start one server without speculation and one at a fixed length{started}, then "
-        f"`{shlex.join([*words, '--costs-out', str(file)])}`"
+        f"run `{shlex.join([*words, '--out', str(file)])}`, which starts {engine.name} here, measures it and stops it"
     )

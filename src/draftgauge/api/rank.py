@@ -44,8 +44,7 @@ from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
-from draftgauge.policies.registry import NO_DRAFT
-from draftgauge.policies.spec import make_policy
+from draftgauge.policies.spec import NO_DRAFT, make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.manifest import MANIFEST_NAME

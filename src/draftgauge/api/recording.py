@@ -20,7 +20,7 @@ from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import Job, Outcome, execute
 from draftgauge.core.files import file_sha256, require_writable
-from draftgauge.core.locks import only_writer
+from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import Prompt, in_turn, prompts_sha256
 from draftgauge.core.provenance import command_line, environment, timestamp

@@ -17,8 +17,7 @@ from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.replay import can_replay
 from draftgauge.judging.verdict import say_verdict
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import NO_DRAFT, with_objects
-from draftgauge.policies.spec import WHOLE_BATCH, PolicySpec, read_policies
+from draftgauge.policies.spec import NO_DRAFT, WHOLE_BATCH, PolicySpec, read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
 
 

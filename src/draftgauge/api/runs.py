@@ -13,8 +13,7 @@ from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
 from draftgauge.judging.replay import Replay
 from draftgauge.judging.splits import Design, design_of, prompt_keys
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
-from draftgauge.policies.registry import compared_policies
-from draftgauge.policies.spec import PolicySpec
+from draftgauge.policies.spec import PolicySpec, compared_policies
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.traces import run as recorded
 from draftgauge.traces.costs import CostCurve

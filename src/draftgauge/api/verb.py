@@ -9,11 +9,9 @@ from dataclasses import MISSING
 from functools import wraps
 from typing import Any, Protocol, TypeVar, overload
 
-from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, missing_library
-from draftgauge.core.interrupts import sigterm_interrupts
-from draftgauge.core.load import watched_load
-from draftgauge.core.locks import in_turn
+from draftgauge.core.files import cache_folder
+from draftgauge.core.process import in_turn, sigterm_interrupts, watched_load
 from draftgauge.core.progress import python_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.provenance import PYTHON_CALL

@@ -23,7 +23,7 @@ SHOWN = 12
 
 def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     from draftgauge.api.advise import advise as run
-    from draftgauge.core.templates import environment
+    from draftgauge.reporting.layout import environment
 
     rows = run(request)
     estimated = [row for row in rows if row["ratio_to_plain"] is not None]

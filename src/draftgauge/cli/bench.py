@@ -18,7 +18,7 @@ from draftgauge.cli.console import (
     show_verdicts,
     source_columns,
 )
-from draftgauge.core.load import describe_load, machine_load
+from draftgauge.core.process import describe_load, machine_load
 
 COLUMNS = {
     "policy": "policy",

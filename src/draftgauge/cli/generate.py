@@ -14,7 +14,7 @@ from rich.text import Text
 
 from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli.console import console, errors, progress
-from draftgauge.core.printable import speed
+from draftgauge.core.table import speed
 
 STYLES = {"accepted": "green", "text": "yellow", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
 MARKS = {"accepted": "·", "text": "~", "corrected": "!", "bonus": "+", "plain": ""}

@@ -6,7 +6,7 @@ from typing import Any
 
 from draftgauge.api.requests import StudyKvshotRequest, StudySpeckvRequest
 from draftgauge.cli.console import IncompleteError, console, errors, escaped, named, progress, show_table
-from draftgauge.core.load import busy_note, machine_load
+from draftgauge.core.process import busy_note, machine_load
 
 POOLED = named("drafter", "alpha_1", "alpha_4", "alpha_7", "retention", "agreement_1", "agreement_7") | {
     "mat": "MAT, all positions [95%]",

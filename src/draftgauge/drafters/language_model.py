@@ -16,11 +16,10 @@ from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Sourc
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import generator_on, upload
-from draftgauge.models.engines.gguf_library import check_gguf_vocabulary, is_gguf
+from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import model_folder
+from draftgauge.models.folder import REFERENCE, is_gguf, model_folder
 from draftgauge.models.loading import engines_of, load_model, load_tokenizer, made_by_others
-from draftgauge.models.reference import REFERENCE
 from draftgauge.models.taps import Taps
 from draftgauge.models.vocabulary import check_same_vocabulary
 from draftgauge.verification import Sampling

@@ -23,7 +23,7 @@ from draftgauge.core.errors import DraftgaugeError, meant
 from draftgauge.core.extensions import import_others
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import CachedModel
-from draftgauge.models.reference import REFERENCE
+from draftgauge.models.folder import REFERENCE
 from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.verification import Sampling
 

@@ -28,7 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.api.pair import Drafts
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.locks import in_turn
+from draftgauge.core.process import in_turn
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.source import Drafting, LoadOptions
@@ -38,8 +38,7 @@ from draftgauge.integrations.generate_rows import CriteriaWatch, ProcessedModel
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import with_objects
-from draftgauge.policies.spec import PolicySpec, read_policies
+from draftgauge.policies.spec import PolicySpec, read_policies, with_objects
 from draftgauge.traces.costs import CostCurve
 
 LONGEST = 16

@@ -7,8 +7,7 @@ from pathlib import Path
 from transformers import GenerationConfig
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.engines.gguf_library import is_gguf
-from draftgauge.models.folder import model_folder
+from draftgauge.models.folder import is_gguf, model_folder
 from draftgauge.verification import Sampling
 
 # Settings of a GenerationConfig that are honoured, or do not change what is decoded from the same limits.

@@ -32,6 +32,7 @@ from draftgauge.api.requests.parts import (
     PairSpec,
     PromptSpec,
     SamplingSpec,
+    StartSpec,
 )
 from draftgauge.api.requests.training import (
     DiagnoseRequest,

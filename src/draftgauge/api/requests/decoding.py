@@ -17,6 +17,7 @@ from draftgauge.api.requests.parts import (
     PairSpec,
     PromptSpec,
     SamplingSpec,
+    StartSpec,
     TokenizerSpec,
     check_each_once,
 )
@@ -235,11 +236,14 @@ class BenchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchServersRequest:
-    """Ask running servers, each at a setting of its own, prompt by prompt, and compare their speeds."""
+    """Ask servers, each at a setting of its own, prompt by prompt, and compare their speeds."""
 
-    servers: tuple[str, ...] = option(positional=True, help="servers as SETTING=URL, one of them plain=URL.")
+    servers: tuple[str, ...] = option(
+        positional=True, help="servers as SETTING=URL, one of them plain; as SETTING alone they are started for it."
+    )
     engine: str = option("vllm", short="-e", help="what they run: vllm or llama-server.")
     target: str | None = option(None, help="the model that they serve, for its tokenizer; 'reference' if left out.")
+    start_with: StartSpec = StartSpec()
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()
     loading: TokenizerSpec = TokenizerSpec()
@@ -259,13 +263,18 @@ class BenchServersRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CostsRequest:
-    """Say what a step costs in vLLM without a service: cases for its 'bench forward', and costs from two results."""
+    """Say what a step costs in an engine: from servers started here, or from vLLM's 'bench forward'."""
 
-    engine: str = option("vllm", short="-e", help="vllm, whose 0.33 has it.")
+    engine: str = option("vllm", short="-e", help="vllm, whose 0.33 has 'bench forward', or llama-server.")
+    start: bool = option(False, help="start the engine's server here at every length, measure its steps, and stop it.")
+    target: str | None = option(None, help="the model that a server that is started serves.")
+    start_with: StartSpec = StartSpec()
     cases: Path | None = option(None, help="write the cases to measure to this JSON file, and say how to run them.")
     lengths: tuple[int, ...] = option((1, 2, 4, 8), help="draft lengths of the cases, beside 0.")
     batches: tuple[int, ...] = option((1, 4, 16), help="requests at once.")
-    contexts: tuple[int, ...] = option((256, 2048, 8192), help="tokens of text of each request, two lengths or more.")
+    contexts: tuple[int, ...] = option(
+        (), help="tokens of text of each request; 256,2048,8192 if left out, with --start 256."
+    )
     target_alone: Path | None = option(None, help="result of the cases with --exclude-drafter.")
     with_drafter: Path | None = option(None, help="result of the same cases with the drafter.")
     served: float | None = option(
@@ -276,8 +285,10 @@ class CostsRequest:
     def __post_init__(self) -> None:
         _check_batches(self.batches)
         positive(self, "served")
-        if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths or not self.contexts:
+        if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths:
             raise DraftgaugeError("lengths and contexts are numbers of tokens, at least one of 1 or more")
+        if self.start and self.out is None:
+            raise DraftgaugeError("name the file of costs to write with --out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,6 +188,19 @@ class ExecutorSpec(WorkersSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartSpec:
+    """Servers that are started on this machine, and stopped."""
+
+    drafter: str | None = option(None, help="what drafts in a server that is started: a model, 'lookup' or 'mtp'.")
+    kind: str | None = option(
+        None, help="the kind of that model: language_model, eagle3, dflash ... (docs/serving.md)."
+    )
+    program: str | None = option(
+        None, help="what starts a server, with options of your own; 'llama-server' or 'vllm serve' if left out."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CostSpec:
     """How a pair's costs are measured."""
 

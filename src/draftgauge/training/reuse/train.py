@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftgauge.core.errors import warn
 from draftgauge.core.files import require_writable
-from draftgauge.core.locks import only_writer
+from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_norm, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
