@@ -93,7 +93,7 @@ def setups(models: Path) -> Iterator[Setup]:
     for weights, file in (("Q4_K_M", gguf), ("Q4_0", str(models / f"{TARGET}-q4_0.gguf"))):
         yield Setup("llama-server", "llama", file, smaller, weights, ("plain",))
         for kind, numbers in (*lengths, *(grams if weights == "Q4_K_M" else ())):
-            name = ",".join([kind, *(f"{key.split('.')[-1]}={number}" for key, number in numbers.items())])
+            name = " ".join([kind, *(f"{key.split('.')[-1]}={number}" for key, number in numbers.items())])
             yield Setup("llama-server", "llama", file, smaller, weights, (name,), {"type": kind, "numbers": numbers})
 
 
