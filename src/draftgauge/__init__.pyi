@@ -150,7 +150,7 @@ def evaluate(
     """Measure a trained drafter on texts that its target decodes."""
 
 def export(
-    drafter: _Text, out: _Text, format: Literal['eagle3', 'dflash'] | None = None,
+    drafter: _Text, out: _Text, format: Literal['eagle3', 'dflash', 'mtp'] | None = None,
 ) -> Rows:
     """Write a trained drafter as serving engines load it."""
 

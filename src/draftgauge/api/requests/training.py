@@ -29,10 +29,10 @@ class ExportRequest:
 
     drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
     out: Path = option(help="folder of the checkpoint.")
-    format: Literal["eagle3", "dflash"] | None = option(
+    format: Literal["eagle3", "dflash", "mtp"] | None = option(
         None,
         help="'eagle3' for drafters that go token by token, 'dflash' for block-wise ones, both of the design 'hidden'; "
-        "as the drafter is if left out.",
+        "'mtp' for heads of Qwen3.5's kind; as the drafter is if left out.",
     )
 
 

@@ -20,7 +20,13 @@ from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import absorb, begin, step
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
+from draftgauge.drafters.reuse.persistence import (
+    drafter_fingerprint,
+    is_drafter,
+    is_mtp_head,
+    load_drafter,
+    read_description,
+)
 from draftgauge.drafters.reuse.rotary import Tables, window
 from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
@@ -290,7 +296,7 @@ class ReuseSource(DraftSource):
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
-        return is_drafter(drafter)
+        return is_drafter(drafter) and not is_mtp_head(drafter)
 
     @classmethod
     def trained_for(cls, source: Source) -> str | None:
