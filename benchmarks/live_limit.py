@@ -34,8 +34,7 @@ import torch
 from common import RESULTS, ROOT, console, save, show_progress
 from real_pair import DRAFT, GAMMA_MAX, RUNS, TARGET, TASKS, drawn_prompts
 
-from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
-from draftgauge.api.quality import compared, log_probabilities
+from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.core.errors import warn
 from draftgauge.core.prompts import TEST, TRAIN, in_turn, read_prompts
 from draftgauge.core.provenance import environment, read_measurement
@@ -45,6 +44,7 @@ from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
+from draftgauge.pair.quality import compared, log_probabilities
 from draftgauge.traces.run import Run
 
 NAME = "live-limit.json"
@@ -313,12 +313,12 @@ def work(setup: Setup) -> None:
 
 def own_answers(setup: Setup) -> Answer:
     """draftgauge's loop. Costs that rules weigh are measured first, or are those kept for this pair."""
-    from draftgauge.api.arms import own_arm
-    from draftgauge.api.costs import pair_costs
-    from draftgauge.api.pair import load_pair
-    from draftgauge.api.requests import LoadSpec, PairSpec
+    from draftgauge.benching.arms import own_arm
     from draftgauge.decoding.settings import DecodingSettings
+    from draftgauge.pair.costs import pair_costs
+    from draftgauge.pair.loading import load_pair
     from draftgauge.policies.spec import make_policy
+    from draftgauge.requests import LoadSpec, PairSpec
 
     tokenizer = str(Path(setup.target).with_suffix("")) if setup.target.endswith(".gguf") else None
     loading = LoadSpec(engine=setup.options.get("engine", "auto"), tokenizer=tokenizer)
@@ -367,7 +367,7 @@ def llama_answers(setup: Setup) -> Answer:
 
 def genai_answers(setup: Setup) -> Answer:
     """OpenVINO GenAI's own pipelines; those of one kind share the weights."""
-    from draftgauge.api.genai_arms import DRAFT_PIPELINE, LOOKUP_PIPELINE, PLAIN_PIPELINE, GenaiBaseline
+    from draftgauge.benching.genai_arms import DRAFT_PIPELINE, LOOKUP_PIPELINE, PLAIN_PIPELINE, GenaiBaseline
     from draftgauge.models.vocabulary import end_tokens
 
     tokenizer = load_tokenizer(setup.target)
