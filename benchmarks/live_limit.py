@@ -36,10 +36,10 @@ from real_pair import DRAFT, GAMMA_MAX, RUNS, TARGET, TASKS, drawn_prompts
 
 from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.core.errors import warn
+from draftgauge.core.parts import generator
 from draftgauge.core.prompts import TEST, TRAIN, in_turn, read_prompts
 from draftgauge.core.provenance import environment, read_measurement
 from draftgauge.core.rendering import Rendering
-from draftgauge.core.seeds import generator
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.models.loading import load_model, load_tokenizer
@@ -367,7 +367,7 @@ def llama_answers(setup: Setup) -> Answer:
 
 def genai_answers(setup: Setup) -> Answer:
     """OpenVINO GenAI's own pipelines; those of one kind share the weights."""
-    from draftgauge.benching.genai_arms import DRAFT_PIPELINE, LOOKUP_PIPELINE, PLAIN_PIPELINE, GenaiBaseline
+    from draftgauge.benching.arms import DRAFT_PIPELINE, LOOKUP_PIPELINE, PLAIN_PIPELINE, GenaiBaseline
     from draftgauge.models.vocabulary import end_tokens
 
     tokenizer = load_tokenizer(setup.target)

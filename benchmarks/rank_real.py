@@ -15,8 +15,9 @@ from draftgauge.cli.rank import show_ranking
 from draftgauge.drafters.dense import draft_position_by_position
 from draftgauge.drafters.prompt_lookup import PromptLookupDrafter
 from draftgauge.judging.ranking import rank_rows
-from draftgauge.traces.run import Run, make_trace
+from draftgauge.traces.run import Run
 from draftgauge.traces.trace import Trace, make_record
+from draftgauge.traces.writer import make_trace
 
 RUN = RESULTS / "real" / "runs" / "bf16"
 LOOKUP_SECONDS = 1e-5  # a token; a pass of the target takes 2e4 times as long

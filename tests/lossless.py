@@ -17,7 +17,7 @@ from draftgauge.judging.replay import replay
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.spec import make_policy
-from draftgauge.traces.run import make_trace
+from draftgauge.traces.writer import make_trace
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, assert_same_law, law_of_module

@@ -11,8 +11,8 @@ from draftgauge.drafters.base import Drafter
 from draftgauge.judging.replay import Replay
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.base import Step
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import Trace
+from draftgauge.traces.writer import make_trace
 
 
 def recorded_trace(

@@ -12,10 +12,10 @@ import numpy as np
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.replay import Replay, Walk, walked
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import Manifest, ModelEntry, PromptsEntry
-from draftgauge.traces.run import make_trace
+from draftgauge.traces.run import Manifest, ModelEntry, PromptsEntry
 from draftgauge.traces.sampled import drawn
 from draftgauge.traces.trace import COLUMNS, PromptInfo, PromptRecord, Trace, accepted_lengths
+from draftgauge.traces.writer import make_trace
 
 TASKS = ("code", "math", "chat", "summarization")
 SPLITS = ("train", "validation", "test")

@@ -20,7 +20,7 @@ from draftgauge.drafters import base as kinds
 from draftgauge.drafters.base import Drafting, drafter_kinds
 from draftgauge.pair.loading import load_pair
 from draftgauge.policies.spec import POLICIES
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Manifest
 from tiny import save_tiny
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"

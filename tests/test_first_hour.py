@@ -14,7 +14,7 @@ import draftgauge as dg
 from command_line import succeeds
 from draftgauge.core.provenance import read_measurement
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME
+from draftgauge.traces.run import COSTS_NAME
 from row_keys import check_keys
 from tiny import save_noisy, save_tiny
 from written_runs import write_run

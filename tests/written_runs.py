@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
+from draftgauge.traces.run import COSTS_NAME, Manifest
 from draftgauge.traces.trace import PromptRecord
 from draftgauge.traces.writer import TraceWriter
 from synthetic import synthetic_manifest, synthetic_records

@@ -29,8 +29,7 @@ from draftgauge.serving import provisional
 from draftgauge.serving.engines import ENGINES, engine_of
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
-from draftgauge.traces.manifest import COSTS_NAME, Manifest
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import COSTS_NAME, Manifest, Run
 from engine_server import llama_metrics, serving, sglang_metrics, vllm_answer, vllm_metrics
 from linear_costs import curve
 from reuse_nets import saved_drafter

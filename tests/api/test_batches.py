@@ -29,8 +29,7 @@ from draftgauge.requests import PairSpec
 from draftgauge.serving.advice import SWITCHES
 from draftgauge.traces.costs import BatchCosts, CostCurve
 from draftgauge.traces.engine_costs import EngineCosts
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.run import read_trace
+from draftgauge.traces.run import COSTS_NAME, read_trace
 from linear_costs import curve
 from small_profiles import save_models
 from synthetic import synthetic_trace

@@ -15,8 +15,7 @@ from command_line import refusal, succeeds
 from draftgauge.core.provenance import write_measurement
 from draftgauge.judging.splits import design_of
 from draftgauge.pair.quality import QUALITY_NAME
-from draftgauge.traces.manifest import COSTS_NAME, ModelEntry, PromptsEntry
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import COSTS_NAME, ModelEntry, PromptsEntry, Run
 from draftgauge.traces.trace import accepted_lengths
 from row_keys import check_keys
 from synthetic import synthetic_manifest, synthetic_records

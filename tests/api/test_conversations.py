@@ -22,8 +22,7 @@ from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.spec import own_sampling
 from draftgauge.pair.loading import load_pair_of
 from draftgauge.pair.prompts import prompts_of
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import Run, read_trace
+from draftgauge.traces.run import Manifest, Run, read_trace
 from draftgauge.verification import Sampling
 from tiny import save_tiny, tiny_tokenizer
 

@@ -15,8 +15,7 @@ from draftgauge.models.vocabulary import vocabulary_digest
 from draftgauge.pair.loading import Pair
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.datastore import Datastore, prompt_digest
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.run import read_trace
+from draftgauge.traces.run import COSTS_NAME, read_trace
 from written_runs import write_run
 
 

@@ -19,8 +19,7 @@ from draftgauge.pair import recording
 from draftgauge.pair.loading import load_pair, load_pair_of
 from draftgauge.pair.prompts import prompts_of
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import Run, read_trace
+from draftgauge.traces.run import Manifest, Run, read_trace
 from small_profiles import SMALL, save_models
 from small_profiles import record as record_small
 from synthetic import same_rows

@@ -27,8 +27,7 @@ from draftgauge.models.base import FIRST_CAPACITY
 from draftgauge.pair import recording
 from draftgauge.pair.recording import PartJob
 from draftgauge.requests import ProfileRequest
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import read_trace
+from draftgauge.traces.run import Manifest, read_trace
 from draftgauge.traces.shards import shard_paths
 from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import PARTS, join_parts, part_folder

@@ -14,8 +14,7 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import read_trace
+from draftgauge.traces.run import Manifest, read_trace
 from small_profiles import SMALL, save_models
 
 SETTINGS: dict[str, Any] = SMALL | {"temperature": 1.2, "top_k": 40}

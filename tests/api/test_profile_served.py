@@ -13,10 +13,8 @@ from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.pair import recording
-from draftgauge.pair.served import answer_tokens, answered_prompts, read_differences
-from draftgauge.serving.outputs import ServedAnswer, read_outputs
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import read_trace
+from draftgauge.pair.served import ServedAnswer, answer_tokens, answered_prompts, read_differences, read_outputs
+from draftgauge.traces.run import Manifest, read_trace
 from draftgauge.traces.trace import Trace
 from small_profiles import PROMPTS, SMALL, record
 from tiny import tiny_tokenizer

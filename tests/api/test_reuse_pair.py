@@ -20,8 +20,7 @@ from draftgauge.drafters.reuse.live import ReuseDrafter, ReuseSource
 from draftgauge.models.loading import load_model
 from draftgauge.pair.loading import load_pair, load_pair_of
 from draftgauge.requests import DeviceSpec, PairSpec
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import read_trace
+from draftgauge.traces.run import Manifest, read_trace
 from reuse_nets import saved_drafter
 from small_profiles import record
 from tiny import save_tiny

@@ -12,7 +12,7 @@ import pytest
 from command_line import refusal, rows_of, succeeds
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Manifest
 from draftgauge.traces.shards import read_parquet, write_parquet
 from written_runs import GAMMA_MAX, write_run
 

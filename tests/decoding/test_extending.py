@@ -12,9 +12,8 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.judging.replay import replay
 from draftgauge.models.loading import wrap
-from draftgauge.policies.ngrams import NgramIndex
+from draftgauge.policies.ngrams import NgramIndex, StoredTexts, with_stored
 from draftgauge.policies.spec import make_policy
-from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, MarkovModel, assert_same_law, law_of_model

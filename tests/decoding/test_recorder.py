@@ -20,8 +20,8 @@ from draftgauge.judging.replay import replay
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import PromptRecord
+from draftgauge.traces.writer import make_trace
 from draftgauge.verification import Sampling
 from recordings import assert_same_steps
 from tiny import noisy, tiny_model, tokens

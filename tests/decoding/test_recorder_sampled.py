@@ -21,9 +21,9 @@ from draftgauge.policies.base import Policy
 from draftgauge.policies.cumulative_confidence import CumulativeConfidence
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.sampled import drawn, path_chances, reach_chances
 from draftgauge.traces.trace import PromptRecord
+from draftgauge.traces.writer import make_trace
 from draftgauge.verification import Sampling, probabilities
 from markov import Enumerator, MarkovModel
 from synthetic import coin_walks

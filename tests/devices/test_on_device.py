@@ -26,7 +26,7 @@ from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.policies.batch import make_batch_policy
 from draftgauge.policies.spec import make_policy
 from draftgauge.requests import LoadSpec, PairSpec
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Manifest
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
 from draftgauge.verification import Sampling

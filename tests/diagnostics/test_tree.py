@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from draftgauge.diagnostics.evaluation import TreeShape, grow, tree_acceptance
 from draftgauge.diagnostics.texts import HeldOutText
-from draftgauge.diagnostics.tree import TreeShape, grow, tree_acceptance
 from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.reuse import drafting
 from draftgauge.drafters.reuse.drafting import Chain

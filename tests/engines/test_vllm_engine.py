@@ -27,9 +27,8 @@ from draftgauge.models.loading import load_model
 from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.requests import PairSpec
 from draftgauge.serving.client import complete
-from draftgauge.serving.counters import read_counts
+from draftgauge.serving.counters import parse_metrics, read_counts
 from draftgauge.serving.endpoint import fetch_json, fetch_text
-from draftgauge.serving.prometheus import parse_metrics
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, read_costs
 from engine_processes import need_vllm, vllm_server

@@ -23,8 +23,7 @@ from draftgauge.studies.kvshot.presets import HIDDEN
 from draftgauge.studies.kvshot.results import read_result
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.datastore import About, Datastore, stored_output
-from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import COSTS_NAME, Manifest, ModelEntry, Run
 from draftgauge.traces.writer import TraceWriter
 from draftgauge.training.checkpoints import LATEST, load_checkpoint, save_checkpoint
 from kvshot_results import cells, study, write_result

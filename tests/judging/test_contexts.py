@@ -14,8 +14,8 @@ from draftgauge.judging.contexts import acceptance_by_context, advice_by_context
 from draftgauge.traces.context_law import extended, fit_law, laws_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import EngineCosts
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, make_record
+from draftgauge.traces.writer import make_trace
 
 GAMMA_MAX = 3
 

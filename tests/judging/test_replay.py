@@ -17,8 +17,8 @@ from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.base import asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import PromptInfo, Trace, draft_caps, make_record
+from draftgauge.traces.writer import make_trace
 from synthetic import replay_steps, sampled_trace, synthetic_trace
 
 SPECS = ("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "hf-heuristic:persistent=false", "hf-confidence:0.6")

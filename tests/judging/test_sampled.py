@@ -17,9 +17,9 @@ from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.hf_confidence import ConfidenceThreshold
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.sampled import DRAWS, drawn, draws
 from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, narrow, select
+from draftgauge.traces.writer import make_trace
 from synthetic import coin_walks, sampled_trace
 
 GAMMA_MAX = 4

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftgauge.api.replay import replay as replay_verb
+from draftgauge.judging import ranking
 from draftgauge.judging.evaluate import evaluate_design
-from draftgauge.judging.fitting import tuning
-from draftgauge.judging.fitting.tuning import tune, tune_rivals
+from draftgauge.judging.ranking import tune, tune_rivals
 from draftgauge.judging.replay import replay
 from draftgauge.judging.splits import Design
 from draftgauge.policies import POLICIES, make_policy
@@ -94,7 +94,7 @@ def test_without_tuning_there_is_no_rival(design: Design) -> None:
 
 
 def test_the_verb_tunes_all_rules_of_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "grid_specs", lambda name: list(grid_specs(name))[:2])
+    monkeypatch.setattr(ranking, "grid_specs", lambda name: list(grid_specs(name))[:2])
     rows = replay_verb(write_run(tmp_path / "run", 24), policies=("hf-confidence",), tune=True)
     names = {row["policy"].partition(":")[0] for row in rows if row["tuned"]}
     assert names - {"no-draft", "fixed"} == set(tunable_policies())

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from command_line import rows_of, succeeds
-from draftgauge.benching.genai_arms import genai_arms
+from draftgauge.benching.arms import genai_arms
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter

@@ -12,7 +12,7 @@ from asked import Asked
 from draftgauge.judging.replay import replay, signal_arrays
 from draftgauge.policies import POLICIES, Policy, make_policy
 from draftgauge.policies.base import Extends, StatelessPolicy
-from draftgauge.policies.stored_texts import AsksStored, StoredTexts, with_stored
+from draftgauge.policies.ngrams import AsksStored, StoredTexts, with_stored
 from draftgauge.traces.trace import Trace
 from linear_costs import LinearCosts
 from synthetic import repeating_trace, synthetic_trace

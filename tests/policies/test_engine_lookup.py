@@ -11,8 +11,8 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.base import Step
 from draftgauge.policies.engine_lookup import NgramMod
+from draftgauge.policies.ngrams import StoredTexts
 from draftgauge.policies.spec import make_policy
-from draftgauge.policies.stored_texts import StoredTexts
 
 
 def text_of(seed: int, length: int = 90, vocabulary: int = 4) -> list[int]:

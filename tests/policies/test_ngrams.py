@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.policies.ngrams import LONGEST, MOST_MATCHED, Match, NgramIndex
-from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.policies.ngrams import LONGEST, MOST_MATCHED, Match, NgramIndex, StoredTexts
 
 texts_of_few_words = st.lists(st.integers(0, 3), max_size=60)
 

@@ -11,8 +11,8 @@ from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import Replay, replay
 from draftgauge.judging.splits import Design
 from draftgauge.policies.lookup import TextLookup
+from draftgauge.policies.ngrams import StoredTexts, with_stored
 from draftgauge.policies.spec import make_policy
-from draftgauge.policies.stored_texts import StoredTexts, with_stored
 from draftgauge.traces.trace import Trace
 from linear_costs import curve
 from synthetic import repeating_trace

@@ -7,8 +7,19 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from draftgauge.reporting.charts import Axes, Line, bar_chart, interval_chart, line_chart
-from draftgauge.reporting.layout import decimals, ends, facts_of, table_of
-from draftgauge.reporting.style import fixed, number, p_text, percent, ratio, series, signed
+from draftgauge.reporting.layout import (
+    decimals,
+    ends,
+    facts_of,
+    fixed,
+    number,
+    p_text,
+    percent,
+    ratio,
+    series,
+    signed,
+    table_of,
+)
 
 
 @pytest.mark.parametrize(

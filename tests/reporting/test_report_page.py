@@ -20,11 +20,10 @@ from draftgauge.core.table import speed
 from draftgauge.judging.evaluate import evaluate
 from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.policies import make_policy
+from draftgauge.reporting.layout import COLOURS, signed
 from draftgauge.reporting.page import _task_speed
-from draftgauge.reporting.style import COLOURS, signed
 from draftgauge.traces.costs import CostCurve, Measurement
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.run import read_trace
+from draftgauge.traces.run import COSTS_NAME, read_trace
 
 RANKED = Path(__file__).parents[2] / "docs" / "results" / "rank-qwen.json"
 FETCHING = ("src", "href", "xlink:href", "srcset", "action", "data", "poster", "background")

@@ -13,14 +13,15 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.counters import (
+    Sample,
     SpeculationCounts,
     constant_chance,
+    parse_metrics,
     read_counts,
     served_models,
     standard_errors,
 )
 from draftgauge.serving.endpoint import ServerError, fetch_json
-from draftgauge.serving.prometheus import Sample, parse_metrics
 from engine_server import error_page, llama_metrics, models_page, serving, sglang_metrics, vllm_answer, vllm_metrics
 
 

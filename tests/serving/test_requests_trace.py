@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.serving.requests_trace import RequestSteps, import_requests, position_matches, trace_of_requests
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import PromptInfo, Trace, make_record
+from draftgauge.traces.writer import make_trace
 from engine_server import vllm_answer
 
 LENGTH, WIDTH = 40, 4

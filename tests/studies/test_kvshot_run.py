@@ -13,7 +13,7 @@ import pytest
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import WorkersSpec
-from draftgauge.studies.kvshot import jobs, run
+from draftgauge.studies.kvshot import run
 from draftgauge.studies.kvshot.cells import CURVE_FOLDER, ERROR_NAME, RESULT_NAME, Evaluation, Study, Variant
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, warm
@@ -111,7 +111,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def test_no_second_target_is_held_while_cells_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study, prompts = small(tmp_path)
     study = replace(study, request=replace(study.request, cache=Path("features")))
-    load, train, held = run.load_target, jobs.train_drafter, []
+    load, train, held = run.load_target, run.train_drafter, []
     loaded: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def loading(request: TrainingSpec) -> Any:
@@ -124,14 +124,14 @@ def test_no_second_target_is_held_while_cells_train(tmp_path: Path, monkeypatch:
         return train(*given, **options)
 
     monkeypatch.setattr(run, "load_target", loading)
-    monkeypatch.setattr(jobs, "train_drafter", training)
+    monkeypatch.setattr(run, "train_drafter", training)
     assert run_study(study, tmp_path / "study", prompts).failures == {}
     assert held == [0, 0]
 
 
 def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (study, prompts), folder = small(tmp_path), tmp_path / "study"
-    train = jobs.train_drafter
+    train = run.train_drafter
 
     def failing(request: TrainingSpec, *rest: object, **options: object) -> object:
         if request.reuse == "hidden":
@@ -139,7 +139,7 @@ def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path, monkeypatch: pyt
         return train(request, *rest, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "train_drafter", failing)
+        patch.setattr(run, "train_drafter", failing)
         found = run_study(study, folder, prompts)
     assert found.failures == {"hidden-seed0": "RuntimeError: out of memory"}
     assert [row["design"] for row in found.rows if "seed" in row] == ["kv"]
@@ -154,7 +154,7 @@ def test_nothing_finished_is_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DraftgaugeError, match="none of the 2 cells of the study"):
         study_so_far(study, folder)
     assert not folder.exists()
-    monkeypatch.setattr(jobs, "train_drafter", Mock(side_effect=RuntimeError("out of memory")))
+    monkeypatch.setattr(run, "train_drafter", Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(DraftgaugeError, match="hidden-seed0: RuntimeError: out of memory"):
         run_study(study, folder, prompts)
 

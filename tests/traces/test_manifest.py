@@ -10,7 +10,7 @@ import pytest
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.core.rendering import Rendering
-from draftgauge.traces.manifest import MANIFEST, Manifest
+from draftgauge.traces.run import MANIFEST, Manifest
 from synthetic import synthetic_manifest
 
 BASE = synthetic_manifest(24, 16, 256)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.traces.manifest import MANIFEST_NAME
-from draftgauge.traces.run import Run, make_trace, read_trace
+from draftgauge.traces.run import MANIFEST_NAME, Run, read_trace
 from draftgauge.traces.shards import next_shard, shard_paths, write_shard
-from draftgauge.traces.writer import TraceWriter
+from draftgauge.traces.writer import TraceWriter, make_trace
 from synthetic import same_rows, synthetic_manifest, synthetic_records
 from written_runs import write_records
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import make_trace, read_trace
+from draftgauge.traces.run import Manifest, read_trace
 from draftgauge.traces.trace import select
+from draftgauge.traces.writer import make_trace
 from synthetic import same_rows, sampled_records, synthetic_manifest
 from written_runs import write_records
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.core.errors import TraceError
-from draftgauge.traces.run import make_trace, read_trace
+from draftgauge.traces.run import read_trace
 from draftgauge.traces.shards import read_parquet, read_shard, write_parquet, write_shard
 from draftgauge.traces.trace import PromptInfo, PromptRecord, make_record
+from draftgauge.traces.writer import make_trace
 from synthetic import same_rows, synthetic_manifest, synthetic_records
 from written_runs import write_records
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import make_trace, read_trace
+from draftgauge.traces.run import Manifest, read_trace
 from draftgauge.traces.shards import shard_paths
 from draftgauge.traces.trace import PromptRecord
-from draftgauge.traces.writer import TraceWriter
+from draftgauge.traces.writer import TraceWriter, make_trace
 from synthetic import same_rows, synthetic_manifest, synthetic_records
 
 GAMMA, LENGTH = 4, 12

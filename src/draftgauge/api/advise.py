@@ -51,8 +51,7 @@ from draftgauge.serving.provisional import provisional, refuse_costs, to_measure
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.run import select_tasks
+from draftgauge.traces.run import COSTS_NAME, select_tasks
 from draftgauge.traces.trace import narrow
 
 Z95 = 1.96

@@ -14,19 +14,19 @@ from draftgauge.benching.arms import (
     DEFAULT_CONSTANT,
     BenchPrompt,
     bench_arms,
+    genai_arms,
     own_arm,
     transformers_arms,
     without_failed,
 )
 from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
-from draftgauge.benching.genai_arms import genai_arms
 from draftgauge.core.compressions import held_as
 from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
+from draftgauge.core.parts import generator
 from draftgauge.core.process import busy_note, machine_load
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
-from draftgauge.core.seeds import generator
 from draftgauge.core.verb import verb
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import record_passes
@@ -50,8 +50,8 @@ from draftgauge.pair.costs import pair_costs
 from draftgauge.pair.loading import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
 from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.policies.base import Policy
+from draftgauge.policies.ngrams import with_stored
 from draftgauge.policies.spec import PolicySpec, compared_policies, read_policies, with_objects
-from draftgauge.policies.stored_texts import with_stored
 from draftgauge.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import select

@@ -34,8 +34,7 @@ from draftgauge.requests import PLAIN, CompareRequest, JudgedSpec
 from draftgauge.serving.advice import flags_of
 from draftgauge.serving.engines import deployment_of, engine_of
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import COSTS_NAME, Manifest, ModelEntry, Run
 from draftgauge.traces.trace import Trace, conversations, select
 
 MIB = 2**20

@@ -18,8 +18,7 @@ from draftgauge.requests import DeviceSpec, DoctorRequest, LoadSpec, OutputSpec,
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.parity import Plan, Servers, compare
 from draftgauge.traces.engine_costs import read_costs
-from draftgauge.traces.manifest import COSTS_NAME
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import COSTS_NAME, Run
 
 PROMPTS = 20  # asked of two servers
 

@@ -16,8 +16,8 @@ from draftgauge.core.verb import verb
 from draftgauge.judging.evaluate import evaluate_design
 from draftgauge.judging.fitting.logistic import fit_stopping
 from draftgauge.judging.fitting.speckv import fit_speckv
-from draftgauge.judging.fitting.tuning import tune_rivals
 from draftgauge.judging.fitting.two_source import fit_two_source
+from draftgauge.judging.ranking import tune_rivals
 from draftgauge.judging.splits import (
     EVERYTHING,
     MIN_PROMPTS,

@@ -22,8 +22,8 @@ from draftgauge.pair.costs import pair_costs
 from draftgauge.pair.loading import Pair, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.pair.prompts import log
 from draftgauge.policies.base import Policy
+from draftgauge.policies.ngrams import with_stored
 from draftgauge.policies.spec import read_policies, with_objects
-from draftgauge.policies.stored_texts import with_stored
 from draftgauge.requests import PLAIN, GenerateRequest
 from draftgauge.traces.datastore import grow, stored_output
 

@@ -46,8 +46,7 @@ from draftgauge.pair.recording import (
 )
 from draftgauge.pair.served import read_differences, said_left_out, usable_answers
 from draftgauge.requests import ProfileRequest, SamplingSpec
-from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import MANIFEST_NAME, Manifest, Run
 from draftgauge.traces.trace import Trace, select
 from draftgauge.traces.writer import TraceWriter
 

@@ -47,8 +47,7 @@ from draftgauge.requests import (
 )
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
-from draftgauge.traces.manifest import MANIFEST_NAME
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import MANIFEST_NAME, Run
 from draftgauge.traces.trace import Trace, conversations, select
 
 MIB = 2**20

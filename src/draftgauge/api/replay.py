@@ -12,12 +12,12 @@ from draftgauge.core.verb import verb
 from draftgauge.judging.batch_rows import batch_rows
 from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design
-from draftgauge.judging.fitting.tuning import tune_rivals
+from draftgauge.judging.ranking import tune_rivals
 from draftgauge.judging.replay import can_replay
 from draftgauge.judging.verdict import say_verdict
 from draftgauge.policies.base import Policy
+from draftgauge.policies.ngrams import with_stored
 from draftgauge.policies.spec import NO_DRAFT, WHOLE_BATCH, PolicySpec, read_policies, with_objects
-from draftgauge.policies.stored_texts import with_stored
 from draftgauge.requests import ReplayRequest
 
 

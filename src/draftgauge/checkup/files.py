@@ -30,7 +30,7 @@ from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
 from draftgauge.pair.loading import load_pair_of, target_of
 from draftgauge.requests import PairSpec
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Manifest
 from draftgauge.traces.trace import Trace
 from draftgauge.training.reuse.prepare import known_fingerprint
 

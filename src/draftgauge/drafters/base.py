@@ -26,7 +26,7 @@ from draftgauge.core.extensions import import_others
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.models.base import CachedModel
 from draftgauge.models.engines.static import StaticModel
-from draftgauge.models.folder import REFERENCE
+from draftgauge.models.folder import BUNDLED, REFERENCE
 from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal
 from draftgauge.verification import Sampling
@@ -303,10 +303,12 @@ def choose_drafter(drafter: str | Path | None) -> tuple[str, Source]:
     kinds, named = drafter_kinds(), SHORT_NAMES.get(str(drafter), REFERENCE if drafter is None else drafter)
     if str(named) in kinds:
         return str(named), kinds[str(named)].resolve(None)
+    if named in BUNDLED:
+        return LANGUAGE_MODEL, kinds[LANGUAGE_MODEL].resolve(named)
     for kind in kinds.values():
         if kind.recognises(named):
             return kind.name, named
-    if "/" not in str(named) and named != REFERENCE and not Path(named).exists():
+    if "/" not in str(named) and not Path(named).exists():
         names = ", ".join(kind.name for kind in kinds.values() if not kind.takes)
         sources = " or ".join(kind.takes for kind in kinds.values() if kind.takes)
         alike = meant(named, (REFERENCE, *kinds, *SHORT_NAMES))

@@ -32,8 +32,13 @@ from draftgauge.core.progress import silent
 from draftgauge.decoding.results import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, Drafting, LoadOptions
-from draftgauge.integrations.generate_arguments import GenerateArguments, read_arguments, refuse_dropped_arguments
-from draftgauge.integrations.generate_rows import CriteriaWatch, ProcessedModel
+from draftgauge.integrations.generate_arguments import (
+    CriteriaWatch,
+    GenerateArguments,
+    ProcessedModel,
+    read_arguments,
+    refuse_dropped_arguments,
+)
 from draftgauge.meter import MeterPlan
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision, method_of

@@ -19,8 +19,8 @@ from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns, hol
 from draftgauge.judging.verdict import recommend
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.policies.ngrams import StoredTexts
 from draftgauge.policies.spec import NO_DRAFT, PolicySpec
-from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
 from draftgauge.traces.trace import Trace, conversations

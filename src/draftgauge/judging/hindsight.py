@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.replay import Replay, Walk, mean_of, walked
-from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
-from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex, StoredTexts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
 from draftgauge.traces.trace import (

@@ -20,6 +20,7 @@ OPENVINO_GRAPH, OPENVINO_WEIGHTS = "openvino_model.xml", "openvino_model.bin"
 OPENVINO_IMAGES = "openvino_language_model.xml"  # of a model that sees images, beside its other parts
 REFERENCE = "reference"
 PARTS = ("target", "draft", "draft-small")
+BUNDLED = (REFERENCE, *(f"{REFERENCE}/{part}" for part in PARTS))
 PAIR_FOLDER = Path(__file__).parent / "reference_pair"
 TOOLS_FILE = PAIR_FOLDER / "tools.jsonl"  # prompts of agents and calls of tools, for targets whose template has them
 QUESTIONS_FILE = PAIR_FOLDER / "questions.jsonl.xz"  # for training drafters; no prompt shares a template with them

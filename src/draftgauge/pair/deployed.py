@@ -11,8 +11,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.folder import REFERENCE, resolve_source
 from draftgauge.serving.engines import DFLASH, EAGLE3, MTP, Deployment, Engine, deployment_of
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import Manifest, Run
 
 REUSE, CHECKPOINT = "reuse", "checkpoint"
 DESCRIPTION = "drafter.json"  # beside the weights that `draftgauge train` writes

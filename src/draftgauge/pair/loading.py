@@ -30,7 +30,7 @@ from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from draftgauge.pair.prompts import PromptEncoder, encoder_of
 from draftgauge.requests import PairSpec, SamplingSpec
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Manifest
 from draftgauge.verification import Sampling
 
 Drafts: TypeAlias = PreTrainedModel | str | Path

@@ -15,11 +15,11 @@ from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import Job, Outcome, execute
 from draftgauge.core.files import file_sha256, require_writable
+from draftgauge.core.parts import derive_seed, generator
 from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import Prompt, in_turn, prompts_sha256
 from draftgauge.core.provenance import command_line, environment, timestamp
-from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.recorder import Answer, RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
@@ -36,8 +36,7 @@ from draftgauge.pair.loading import Pair, load_pair, sampling_of
 from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.pair.served import note_differences, usable_answers
 from draftgauge.requests import ProfileRequest
-from draftgauge.traces.manifest import CODE_OPTIONS, COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import CODE_OPTIONS, COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry, Run
 from draftgauge.traces.writer import PATIENCE, TraceWriter, join_parts, part_folder
 
 LLAMA_CPP = "llama.cpp"  # in a manifest's environment: its instruction sets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -113,11 +113,6 @@ def _load_fitted(path: Path, changed: int) -> FittedPolicy:
 def bundled_policy(name: str) -> FittedPolicy:
     """A policy that comes with the package, fitted on the training prompts of the bundled pair."""
     return load_fitted(Path(__file__).parent / "bundled" / f"{name}{FITTED_SUFFIX}")
-
-
-def to_depth(accepted_by_depth: Sequence[float], gamma_max: int) -> tuple[float, ...]:
-    """Acceptance of the bundled pair for drafts of any length: beyond its last depth it stays as it is there."""
-    return (*accepted_by_depth, *[accepted_by_depth[-1]] * gamma_max)[:gamma_max]
 
 
 def is_fitted(path: Path) -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Signal, Step, check_tokens
-from draftgauge.policies.ngrams import LEAST, LONGEST, MOST_MATCHED, NgramIndex
+from draftgauge.policies.ngrams import LEAST, LONGEST, MOST_MATCHED, NgramIndex, StoredTexts
 from draftgauge.policies.spec import make_policy, register_policy
-from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 
 

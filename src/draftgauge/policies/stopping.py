@@ -36,7 +36,7 @@ from draftgauge.policies.base import (
     require_costs,
     seconds_by_length,
 )
-from draftgauge.policies.fitted import bundled_policy, register_fitted, to_depth
+from draftgauge.policies.fitted import bundled_policy, register_fitted
 from draftgauge.policies.spec import register_policy
 from draftgauge.traces.costs import CostCurve
 
@@ -170,3 +170,8 @@ def _build(parameters: Mapping[str, Any], gamma_max: int, costs: CostCurve | Non
 def stopping(*, gamma_max: int, costs: CostCurve) -> Policy:
     numbers = from_mapping(StoppingNumbers, bundled_policy(STOPPING).parameters, "bundled policy")
     return ThroughputStopping(replace(numbers, accepted_by_depth=to_depth(numbers.accepted_by_depth, gamma_max)), costs)
+
+
+def to_depth(accepted_by_depth: Sequence[float], gamma_max: int) -> tuple[float, ...]:
+    """Acceptance of the bundled pair for drafts of any length: beyond its last depth it stays as it is there."""
+    return (*accepted_by_depth, *[accepted_by_depth[-1]] * gamma_max)[:gamma_max]

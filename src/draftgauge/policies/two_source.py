@@ -39,12 +39,11 @@ import numpy as np
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal, check_positive, check_shares, require_costs, sigmoid
-from draftgauge.policies.fitted import bundled_policy, register_fitted, to_depth
+from draftgauge.policies.fitted import bundled_policy, register_fitted
 from draftgauge.policies.lookup import FollowsText
-from draftgauge.policies.ngrams import MOST_MATCHED, Match, NgramIndex
+from draftgauge.policies.ngrams import MOST_MATCHED, Match, NgramIndex, StoredTexts
 from draftgauge.policies.spec import register_policy
-from draftgauge.policies.stopping import LEAST, MOST, Prices
-from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.policies.stopping import LEAST, MOST, Prices, to_depth
 from draftgauge.traces.costs import CostCurve
 
 TWO_SOURCE = "two-source"

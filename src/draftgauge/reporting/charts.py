@@ -14,7 +14,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from draftgauge.reporting.style import LIGHT, Series, number, series, themed
+from draftgauge.reporting.layout import LIGHT, Series, number, series, themed
 
 # Inches. On the page a chart is about as many CSS pixels wide as it has points, so text keeps its size.
 PANEL, SMALL_PANEL = (4.4, 3.2), (3.3, 2.6)

@@ -23,21 +23,24 @@ from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, interval
 from draftgauge.reporting.layout import (
     Columns,
     Facts,
+    Series,
     Table,
     decimals,
     ends,
     facts_of,
     named,
+    ratio,
     render_page,
     report_facts,
+    series,
+    signed,
     table_of,
 )
 from draftgauge.reporting.ranked import ranked_section
 from draftgauge.reporting.rows import JudgedRun, Row, best_length, describe, policy_rows
-from draftgauge.reporting.style import Series, ratio, series, signed
 from draftgauge.serving.advice import flags_of
 from draftgauge.serving.engines import ENGINES, deployment_of
-from draftgauge.traces.manifest import COSTS_NAME, Manifest, ModelEntry
+from draftgauge.traces.run import COSTS_NAME, Manifest, ModelEntry
 
 TITLE = "How far to draft"
 MIN_POSITIONS = 20  # of fewer drafts that came to a depth, a rate and its interval would say more than is known

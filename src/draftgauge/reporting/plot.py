@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.reporting.style import LIGHT
+from draftgauge.reporting.layout import LIGHT
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.run import Run, read_trace
 from draftgauge.traces.trace import Trace

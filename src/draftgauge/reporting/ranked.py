@@ -9,8 +9,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.table import speed
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
-from draftgauge.reporting.layout import Columns, decimals, ends, table_of
-from draftgauge.reporting.style import percent, ratio, signed
+from draftgauge.reporting.layout import Columns, decimals, ends, percent, ratio, signed, table_of
 
 NEEDED = ("rank", "task", "context", "policy", "prompts", "tokens_per_second", "ratio_to_plain", "gain", "level")
 COLUMNS: Columns = {

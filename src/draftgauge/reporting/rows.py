@@ -19,8 +19,7 @@ from draftgauge.policies import PolicySpec
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import NO_DRAFT
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import Manifest, Run
 from draftgauge.traces.trace import Trace
 
 Row = dict[str, Any]

@@ -15,8 +15,8 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,35 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
 from draftgauge.serving.engines import ENGINES
 from draftgauge.serving.exchange import answers_of
-from draftgauge.serving.prometheus import Sample, parse_metrics
+
+_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line: a name, its labels as they are written, a value, which may be NaN or infinite."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_metrics(text: str) -> list[Sample]:
+    """The samples of a page in its order."""
+    samples = []
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        match = _SAMPLE.match(line)
+        try:
+            if match is None:
+                raise ValueError(line)
+            samples.append(Sample(match["name"], float(match["value"]), dict(_LABEL.findall(match["labels"] or ""))))
+        except ValueError as error:
+            raise DraftgaugeError(f"this is no page of metrics: {line[:80]!r}") from error
+    return samples
+
 
 PREFIXES = {engine.name: engine.metrics for engine in ENGINES.values() if engine.metrics}  # of the metrics of servers
 ANSWERS = {name: [each.split() for each in engine.answers] for name, engine in ENGINES.items()}

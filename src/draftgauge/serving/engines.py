@@ -16,7 +16,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LEAST, LONGEST
 from draftgauge.policies.spec import FIXED, PolicySpec, compared_policies
 from draftgauge.traces.engine_costs import LOOPS
-from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Manifest
 
 PLAIN = "plain"
 P_MIN = "p-min:"

@@ -15,8 +15,7 @@ from draftgauge.serving.advice import cost_ranges
 from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.engines import GGUF, LANGUAGE_MODEL, PLAIN, Engine, gguf_or
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.manifest import Manifest
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import Manifest, Run
 from draftgauge.traces.trace import Trace, context_lengths
 
 

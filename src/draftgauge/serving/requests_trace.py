@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
 from draftgauge.serving.exchange import answers_of
-from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, make_record
+from draftgauge.traces.writer import make_trace
 
 NO, YES, UNKNOWN = 0, 1, 2
 MAX_LENGTH = 1024  # of a draft

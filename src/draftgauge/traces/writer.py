@@ -7,17 +7,34 @@ shards hold whole prompts, so joining copies them under the next numbers, and a 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
+
+from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import TraceError, warn
 from draftgauge.core.files import append_lines, atomic_write_bytes, remove_temporaries, require_writable
 from draftgauge.core.process import only_writer
-from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
-from draftgauge.traces.shards import DamagedFileError, next_shard, read_shard, shard_paths, write_shard
-from draftgauge.traces.trace import PromptRecord
+from draftgauge.traces.run import MANIFEST_NAME, Manifest
+from draftgauge.traces.sampled import with_chances
+from draftgauge.traces.shards import (
+    DamagedFileError,
+    next_shard,
+    read_shard,
+    shard_paths,
+    write_shard,
+)
+from draftgauge.traces.trace import (
+    CHANCES,
+    COLUMNS,
+    PromptRecord,
+    Trace,
+    offsets_of,
+)
 
 SHARD_PROMPTS = 4  # a kill loses what was recorded of one shard
 
@@ -163,3 +180,27 @@ def join_parts(run: Path) -> None:
                 append_lines(run / notes.name, notes.read_text(encoding="utf-8"))
         shutil.rmtree(part)
     shutil.rmtree(run / PARTS, ignore_errors=True)
+
+
+def make_trace(records: Sequence[PromptRecord], max_new_tokens: int, compression: str = UNCOMPRESSED) -> Trace:
+    """A trace in memory from valid records of one run, at least one, in the order given.
+
+    ``max_new_tokens`` is the run's limit of output tokens, ``compression`` that of the target.
+    """
+    (gamma_max,) = {record.gamma_max for record in records}
+    assert len({record.sampled for record in records}) == 1, "a trace is either greedy or sampled"
+    for record in records:
+        record.validate()
+        assert record.info.output_tokens <= max_new_tokens, record.info
+    columns: dict[str, Any] = {name: np.concatenate([getattr(record, name) for record in records]) for name in COLUMNS}
+    trace = Trace(
+        prompts=tuple(record.info for record in records),
+        offsets=offsets_of([record.info.output_tokens for record in records]),
+        gamma_max=gamma_max,
+        max_new_tokens=max_new_tokens,
+        compression=compression,
+        **columns,
+    )
+    if not records[0].sampled:
+        return trace
+    return with_chances(trace, *(np.concatenate([getattr(record, name) for record in records]) for name in CHANCES))

@@ -13,8 +13,22 @@ from markupsafe import Markup
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import timestamp
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
-from draftgauge.reporting.layout import Columns, Table, decimals, ends, facts_of, named, render_page, table_of
-from draftgauge.reporting.style import Series, fixed, number, p_text, ratio, series
+from draftgauge.reporting.layout import (
+    Columns,
+    Series,
+    Table,
+    decimals,
+    ends,
+    facts_of,
+    fixed,
+    named,
+    number,
+    p_text,
+    ratio,
+    render_page,
+    series,
+    table_of,
+)
 from draftgauge.studies.kvshot.cells import EQUAL_WIDTH, RECIPES, Variant
 from draftgauge.studies.kvshot.presets import ROPE
 

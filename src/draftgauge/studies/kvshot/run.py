@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.executor import Outcome, check_executor, execute
 from draftgauge.core.files import atomic_write_text, require_writable
 from draftgauge.core.parts import WorkersSpec
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_per_task, for_judging, learned_from, read_prompts
+from draftgauge.core.provenance import timestamp
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.diagnostics.evaluation import EvaluationPlan, evaluate_drafter
+from draftgauge.diagnostics.limits import measure_bottlenecks
+from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.building import count_parameters, matched_widths
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
-from draftgauge.drafters.reuse.persistence import target_fingerprint
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.persistence import load_drafter, read_description, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
-from draftgauge.models.device import release_unused
+from draftgauge.models.device import release_unused, torch_threads
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.vocabulary import end_tokens
 from draftgauge.studies.kvshot.cells import (
     ANSWERS_NAME,
+    CURVE_FOLDER,
     DRAFTER_FOLDER,
     EQUAL_PARAMETERS,
     ERROR_NAME,
+    KEPT,
+    RESULT_NAME,
     TEXTS_NAME,
     VALIDATION_NAME,
     Cell,
@@ -36,13 +47,91 @@ from draftgauge.studies.kvshot.cells import (
     cell_folder,
     make_cells,
 )
-from draftgauge.studies.kvshot.held_out import make_texts
-from draftgauge.studies.kvshot.jobs import CellJob
+from draftgauge.studies.kvshot.held_out import make_texts, read_texts
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
 from draftgauge.studies.kvshot.tuning import Tuned, TuneJob, distinct
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
 from draftgauge.training.reuse.prepare import network_of
-from draftgauge.training.reuse.train import fill_cache
+from draftgauge.training.reuse.steps import State
+from draftgauge.training.reuse.tracking import read_history
+from draftgauge.training.reuse.train import fill_cache, train_drafter
+
+TRAINED = ("steps", "tokens", "seconds", "tokens_per_second", "loss")
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """A cell as the executor takes it."""
+
+    cell: Cell
+
+    @property
+    def name(self) -> str:
+        return self.cell.name
+
+    @property
+    def after(self) -> str | None:
+        return self.cell.after
+
+    def run(self, progress: Progress) -> None:
+        """Train, evaluate, and leave the result in the cell's folder.
+
+        An interrupted training resumes from its checkpoint, a finished one is not repeated.
+        """
+        with torch_threads(self.cell.request.threads):
+            self._run(progress)
+
+    def _run(self, progress: Progress) -> None:
+        cell, request = self.cell, self.cell.request
+        require_writable(cell.folder)
+
+        def report(what: str, done: int, total: int) -> None:
+            progress(f"{cell.name}: {what}", done, total)
+
+        out = cell.folder / DRAFTER_FOLDER
+        trained, began = train_drafter(request, out, report, watch=self._keep), time.monotonic()
+        target = load_target(request)
+        tokenizer = load_tokenizer(request.target, request.trust_remote_code)
+        net = load_drafter(out, target)
+        texts = read_texts(cell.study / TEXTS_NAME)
+        plan = EvaluationPlan(
+            depths=cell.depths,
+            settings=DecodingSettings(cell.evaluation.max_new_tokens, end_tokens=end_tokens(target, tokenizer)),
+            live=cell.evaluation.live_prompts,
+            tree=cell.evaluation.tree_prompts,
+            latency=cell.evaluation.latency_prompts,
+        )
+        evaluation = evaluate_drafter(net, target, texts, plan, report)
+        probed = texts[: cell.evaluation.bottleneck_prompts]
+        limits = measure_bottlenecks(net, target.module, probed, cell.depths, read_history(out), report)
+        content = {
+            "identity": cell.digest(),
+            "created": timestamp(),
+            "device": str(target.spec.device),
+            "settings": cell.settings(),
+            "training": {key: getattr(trained, key) for key in TRAINED},
+            "seconds": trained.seconds + time.monotonic() - began,
+            "evaluation": to_mapping(evaluation),
+            "bottlenecks": to_mapping(limits),
+            "curve": self._curve(target, texts[: cell.evaluation.curve_prompts], plan),
+        }
+        KEPT.write(cell.folder / RESULT_NAME, content)
+        shutil.rmtree(cell.folder / CURVE_FOLDER, ignore_errors=True)
+
+    def _keep(self, state: State, net: ReuseNet) -> None:
+        if self.cell.evaluation.curve_prompts:
+            so_far = {"tokens": state.tokens, "seconds": state.seconds}
+            save_drafter(self.cell.folder / CURVE_FOLDER / f"{state.step:07d}", net, so_far)
+
+    def _curve(self, target: CachedModel, texts: Sequence[HeldOutText], plan: EvaluationPlan) -> list[dict[str, Any]]:
+        """What every checkpoint of the training reached, in order."""
+        forced = replace(plan, live=0, tree=0, latency=0)
+        points = []
+        for folder in sorted((self.cell.folder / CURVE_FOLDER).glob("*")):
+            found = to_mapping(evaluate_drafter(load_drafter(folder, target), target, texts, forced))
+            counts = {key: found[key] for key in ("positions", "agreed", "accepted")}
+            points.append(dict(read_description(folder)["extra"]) | counts)
+        return points
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
+from draftgauge.core.parts import generator
 from draftgauge.core.progress import Progress
-from draftgauge.core.seeds import generator
 from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.unroll import unroll_states
+from draftgauge.models.device import peak_memory_gib
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
-from draftgauge.training.memory import peak_memory_gib
 from draftgauge.training.optimise import Schedule, arithmetic, optimise
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, draw_anchors, trained_positions

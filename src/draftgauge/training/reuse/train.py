@@ -17,8 +17,7 @@ from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_n
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, target_fingerprint
 from draftgauge.models.base import CachedModel
-from draftgauge.models.device import torch_threads
-from draftgauge.training.memory import keep_freed_memory
+from draftgauge.models.device import keep_freed_memory, torch_threads
 from draftgauge.training.reuse.answers import Answers, Conversation
 from draftgauge.training.reuse.batches import usable
 from draftgauge.training.reuse.data import answers_of, load_target, token_counts
