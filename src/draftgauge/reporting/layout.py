@@ -1,4 +1,4 @@
-"""What every page shares: its frame, one HTML file that fetches nothing, tables made from rows, colours, number formats.
+"""What every page shares: its frame (one HTML file that fetches nothing), tables from rows, colours, number formats.
 
 Charts are drawn in the light palette. :func:`themed` replaces each colour by a CSS variable, so that one chart is
 readable in light and dark.
