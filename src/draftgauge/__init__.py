@@ -29,7 +29,7 @@ _MODULES = {
     "load_pair": "pair.loading",
     "Pair": "pair.loading",
     "Run": "api.runs",
-    "Generation": "decoding.results",
+    "Generation": "decoding.settings",
     "DraftgaugeError": "core.errors",
     "Rows": "core.table",
     "Speculative": "integrations.transformers",

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, overload
 from draftgauge.api.runs import Run as Run
 from draftgauge.core.errors import DraftgaugeError as DraftgaugeError
 from draftgauge.core.table import Rows as Rows
-from draftgauge.decoding.results import Generation as Generation
+from draftgauge.decoding.settings import Generation as Generation
 from draftgauge.integrations.transformers import Speculative as Speculative
 from draftgauge.integrations.transformers import speculative as speculative
 from draftgauge.pair.loading import Pair as Pair

@@ -14,9 +14,8 @@ from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.models.folder import reference_path
 from draftgauge.studies.kvshot import presets
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES
-from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import HIDDEN, KV, KV_DEEP, PRESETS, at_equal_width, make_study
-from draftgauge.studies.kvshot.run import choose_configs
+from draftgauge.studies.kvshot.run import choose_configs, plan_study
 from draftgauge.studies.kvshot.verdicts import PREDICTIONS, WIDE_PREDICTIONS
 from draftgauge.training.reuse.request import TrainingSpec
 from kvshot_results import cells, write_result

@@ -12,8 +12,7 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.verb import verb
 from draftgauge.decoding.plain import plain_decode
-from draftgauge.decoding.results import Generation, Origin
-from draftgauge.decoding.settings import DecodingSettings, check_request
+from draftgauge.decoding.settings import DecodingSettings, Generation, Origin, check_request
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.judging.splits import warn_of_other_pairs
 from draftgauge.models.prompts_text import answers_warning

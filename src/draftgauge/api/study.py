@@ -23,9 +23,8 @@ from draftgauge.requests import (
 )
 from draftgauge.studies.kvshot.decay import DEPTHS, MAX_NEW_TOKENS, decay_rows
 from draftgauge.studies.kvshot.page import render_kvshot
-from draftgauge.studies.kvshot.plan import plan_study
 from draftgauge.studies.kvshot.presets import make_study
-from draftgauge.studies.kvshot.run import StudyOutcome, run_study, study_so_far
+from draftgauge.studies.kvshot.run import StudyOutcome, plan_study, run_study, study_so_far
 from draftgauge.studies.speckv.importer import read_records
 from draftgauge.studies.speckv.page import render_speckv
 from draftgauge.studies.speckv.study import run_study as run_speckv
@@ -41,7 +40,7 @@ def study_kvshot(request: StudyKvshotRequest, *, progress: Progress = silent) ->
 
     Returns:
         Rows of all finished cells, see :func:`draftgauge.studies.kvshot.results.study_rows`, the errors of those that
-        failed, and how many are left. Of a plan, see :func:`draftgauge.studies.kvshot.plan.plan_study`; nothing is
+        failed, and how many are left. Of a plan, see :func:`draftgauge.studies.kvshot.run.plan_study`; nothing is
         written.
     """
     out = request.out

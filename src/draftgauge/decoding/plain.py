@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from draftgauge.decoding.results import Generation, OnCommit
-from draftgauge.decoding.settings import DecodingSettings, Finish, Stopper, check_request
+from draftgauge.decoding.settings import DecodingSettings, Finish, Generation, OnCommit, Stopper, check_request
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import seconds, upload
 from draftgauge.policies.base import Step

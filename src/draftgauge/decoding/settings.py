@@ -1,4 +1,4 @@
-"""What to decode and when to stop: the settings that all loops share.
+"""What all loops are asked, and what they give back: the output, how each of its tokens came, and what it took.
 
 Where an output ends is as in transformers' ``generate``: what ends it stays in it. The end token is the last token. The
 token that completes a stop string is the last one, whole, even if it carries further characters.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Generator
 
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.models.base import ModelSpec
 from draftgauge.models.spec import check_tokens, context_note
+from draftgauge.policies.base import Step
+from draftgauge.traces.repetition import distinct_share
 from draftgauge.verification import Sampling
 
 Detokenize = Callable[[list[int]], str]
@@ -128,3 +130,75 @@ class StopStringWatch:
             dropped = self._ends[count - 1] if count else 0
             self._tail, self._ends = self._tail[count:], [end - dropped for end in self._ends[count:]]
         return False
+
+
+Origin = Literal["accepted", "text", "corrected", "bonus", "plain"]
+"""How a token came: drafted and accepted; looked up in the text and accepted; the target's own in place of a rejected
+one; the target's own after a proposal accepted whole; or the target's own where nothing was proposed."""
+
+
+def origins_of(step: Step) -> list[Origin]:
+    """How each of the tokens came that a step committed."""
+    proposed, accepted = step.proposed, step.accepted
+    own: Origin = "plain" if proposed == 0 else "bonus" if accepted == proposed else "corrected"
+    origins: list[Origin] = ["accepted"] * (accepted - step.accepted_text)
+    origins += ["text"] * step.accepted_text
+    return [*origins, own][: step.committed]
+
+
+OnCommit = Callable[[list[int], list[Origin]], None]
+"""Told the newly committed tokens and the origin of each, once a step, in order."""
+
+
+@dataclass
+class Generation:
+    """One decoded output.
+
+    Attributes:
+        tokens: the output without the prompt; the end token, if one came, is its last.
+        finish: "length" (the limit was reached) or "stop" (an end token or a stop string).
+        steps: what each step did, in order; a step starts where those before it ended.
+        text: the output as text, special tokens left out, where it came of :func:`draftgauge.generate`.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish = "length"
+    origins: list[Origin] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<Generation: {len(self.tokens)} tokens, {len(self.steps)} steps, {self.finish}>"
+
+    @property
+    def tokens_per_step(self) -> float:
+        return len(self.tokens) / len(self.steps)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens a second of decoding, prefill not counted."""
+        return len(self.tokens) / self.decode_seconds
+
+    def row(self) -> dict[str, Any]:
+        """Counts and speeds, as ``draftgauge generate --json`` keeps them."""
+        steps = self.steps
+        return {
+            "tokens": len(self.tokens),
+            "steps": len(steps),
+            "tokens_per_step": self.tokens_per_step,
+            "drafted": sum(step.drafted for step in steps),
+            "dropped": sum(step.dropped for step in steps),
+            "appended": sum(step.appended for step in steps),
+            "accepted": sum(step.accepted for step in steps),
+            "source_model": sum(step.accepted - step.accepted_text for step in steps) / len(steps),
+            "source_text": sum(step.accepted_text for step in steps) / len(steps),
+            "distinct_4grams": distinct_share([self.tokens]),
+            "tokens_per_second": self.tokens_per_second,
+            "prefill_seconds": self.prefill_seconds,
+            "finish": self.finish,
+        }

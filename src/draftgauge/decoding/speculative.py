@@ -9,8 +9,7 @@ from torch import Generator, Tensor
 
 from draftgauge.core.signals import SignalName
 from draftgauge.decoding.plain import prefill
-from draftgauge.decoding.results import Generation, OnCommit, origins_of
-from draftgauge.decoding.settings import DecodingSettings, Stopper, check_request
+from draftgauge.decoding.settings import DecodingSettings, Generation, OnCommit, Stopper, check_request, origins_of
 from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, completed, device_of
 from draftgauge.drafters.draft_builder import until_end
 from draftgauge.models.base import CachedModel

@@ -2,7 +2,7 @@
 
 Records hold sums and counts, so that those of several seeds can be pooled; see
 :mod:`draftgauge.diagnostics.query_error`, :mod:`draftgauge.diagnostics.gradients`,
-:mod:`draftgauge.diagnostics.limits` and :mod:`draftgauge.training.reuse.gate` for what they mean.
+:mod:`draftgauge.diagnostics.limits` and :mod:`draftgauge.training.reuse.statistics` for what they mean.
 """
 
 from __future__ import annotations

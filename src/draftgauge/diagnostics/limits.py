@@ -21,8 +21,7 @@ from draftgauge.diagnostics.texts import HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features, nowhere
-from draftgauge.training.reuse.gate import GateWatch, gates_of
-from draftgauge.training.reuse.statistics import parameter_groups
+from draftgauge.training.reuse.statistics import GateWatch, gates_of, parameter_groups
 
 PROJECTIONS = ("attention.queries", "attention.keys", "attention.values")
 

@@ -29,7 +29,7 @@ from transformers.generation.streamers import BaseStreamer
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.process import in_turn
 from draftgauge.core.progress import silent
-from draftgauge.decoding.results import Generation, OnCommit, Origin
+from draftgauge.decoding.settings import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, Drafting, LoadOptions
 from draftgauge.integrations.generate_arguments import (

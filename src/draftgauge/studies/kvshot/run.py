@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from draftgauge.core.config import to_mapping
@@ -45,13 +46,14 @@ from draftgauge.studies.kvshot.cells import (
     Study,
     Variant,
     cell_folder,
+    cell_name,
     make_cells,
 )
-from draftgauge.studies.kvshot.held_out import make_texts, read_texts
 from draftgauge.studies.kvshot.results import Row, read_result, study_rows, tuned_rows
-from draftgauge.studies.kvshot.tuning import Tuned, TuneJob, distinct
+from draftgauge.studies.kvshot.tuning import Tuned, TuneJob, distinct, make_texts, read_texts, tuning_path
 from draftgauge.training.reuse.data import answers_of, load_target, source_of
-from draftgauge.training.reuse.prepare import network_of
+from draftgauge.training.reuse.estimate import estimate_for
+from draftgauge.training.reuse.prepare import network_of, target_config
 from draftgauge.training.reuse.steps import State
 from draftgauge.training.reuse.tracking import read_history
 from draftgauge.training.reuse.train import fill_cache, train_drafter
@@ -269,3 +271,44 @@ def choose_configs(study: Study, target_config: Any) -> Mapping[Variant, ReuseCo
     matched = [variant for variant in study.variants if variant.capacity == EQUAL_PARAMETERS]
     configs = dict(zip(matched, matched_widths(target_config, [shapes[one] for one in matched]), strict=True))
     return {one: configs[one] if one in configs else reuse_config(target_config, **shapes[one]) for one in shapes}
+
+
+def plan_study(study: Study, folder: Path) -> list[Row]:
+    """One row per stage and one for all: ``stage, runs, left, steps, hours, hours_left``, one job after the other.
+
+    Hours of training follow from the number of multiplications, see :mod:`draftgauge.training.reuse.estimate`. They are
+    scaled by what the folder's finished cells took, evaluation included, over their estimate (the median). Answers and
+    held-out texts, made once, are left out.
+    """
+    config = target_config(study.request)
+    configs = choose_configs(study, config)
+    seconds = {
+        variant: estimate_for(variant.request(study.request, one.intermediate_size), config).seconds_a_step
+        for variant, one in configs.items()
+    }
+    cells = {
+        cell_folder(folder, cell_name(variant, seed)) / RESULT_NAME: study.request.steps * seconds[variant]
+        for variant in study.variants
+        for seed in study.seeds_of(variant)
+    }
+    paces = [KEPT.read(path)["seconds"] / estimate for path, estimate in cells.items() if path.exists()]
+    pace = median(paces) if paces else 1.0
+    rows = []
+    if study.tuning is not None:
+        trials = {
+            tuning_path(folder, one): study.tuning.trials
+            * study.tuning.steps
+            * next(seconds[variant] for variant in study.variants if variant.tuned_as == one)
+            for one in distinct(study.variants)
+        }
+        rows.append(_row("tuning", trials, study.tuning.steps, pace, study.tuning.trials))
+    rows.append(_row("cells", cells, study.request.steps, pace, 1))
+    total = {key: sum(row[key] for row in rows) for key in ("runs", "left", "hours", "hours_left")}
+    return [*rows, {"stage": "all", "steps": None} | total]
+
+
+def _row(stage: str, jobs: dict[Path, float], steps: int, pace: float, runs: int) -> Row:
+    left = [seconds for path, seconds in jobs.items() if not path.exists()]
+    hours = (pace * sum(part) / 3600 for part in (jobs.values(), left))
+    row: Row = {"stage": stage, "runs": runs * len(jobs), "left": runs * len(left), "steps": steps}
+    return row | dict(zip(("hours", "hours_left"), hours, strict=True))

@@ -17,24 +17,57 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DivergenceError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress
-from draftgauge.diagnostics.texts import HeldOutText, text_batches
+from draftgauge.core.prompts import first_per_task, for_judging, in_turn, prompts_sha256, read_prompts
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.diagnostics.texts import HeldOutText, greedy_texts, text_batches
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.persistence import load_drafter
+from draftgauge.drafters.reuse.persistence import load_drafter, target_fingerprint
 from draftgauge.drafters.reuse.unroll import unroll_states
+from draftgauge.models.base import CachedModel
 from draftgauge.models.device import torch_threads
+from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.models.taps import batch_features
 from draftgauge.studies.kvshot.cells import KEPT, VALIDATION_NAME, Tuning, Variant, read_kept, training_identity
-from draftgauge.studies.kvshot.held_out import read_texts
 from draftgauge.training.reuse.data import load_target
 from draftgauge.training.reuse.prepare import target_config
 from draftgauge.training.reuse.request import TrainingSpec, default_rate
 from draftgauge.training.reuse.train import train_drafter
+
+
+def make_texts(
+    path: Path,
+    prompts: Path,
+    per_task: int | None,
+    target: CachedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DecodingSettings,
+    progress: Progress,
+) -> None:
+    """Decode the first ``per_task`` prompts of each task (all if None) unless the file ``path`` is there."""
+    identity = {
+        "target_fingerprint": target_fingerprint(target.module),
+        "prompts_sha256": prompts_sha256(prompts),
+        "per_task": per_task,
+        "max_new_tokens": settings.max_new_tokens,
+    }
+    if read_kept(path, identity) is not None:
+        return
+    longest = target.spec.context - settings.max_new_tokens
+    chosen = in_turn(first_per_task(for_judging(read_prompts(prompts)), per_task))
+    asked = keep_ends([(prompt.task, encode_with(tokenizer, prompt)) for prompt in chosen], longest)
+    texts = greedy_texts(target, asked, settings, progress)
+    KEPT.write(path, {"identity": identity, "texts": [asdict(text) for text in texts]})
+
+
+def read_texts(path: Path) -> list[HeldOutText]:
+    return [HeldOutText(tuple(row["prompt"]), tuple(row["output"]), row["task"]) for row in KEPT.read(path)["texts"]]
+
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
 WARMUPS = (0.02, 0.15)

@@ -32,13 +32,12 @@ from draftgauge.training.optimise import Schedule, arithmetic, optimise
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, draw_anchors, trained_positions
 from draftgauge.training.reuse.features import FeatureSource
-from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.loss import Figures, backward_through_depths, depth_weights, teach
 from draftgauge.training.reuse.optimizers import make_optimizers
 from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.request import BLOCK, CLIP
 from draftgauge.training.reuse.result import TrainResult
-from draftgauge.training.reuse.statistics import gradient_row, parameter_groups
+from draftgauge.training.reuse.statistics import GateWatch, gradient_row, parameter_groups
 from draftgauge.training.reuse.tracking import Tracker, open_trackers
 
 OWN_KEYS = (".chain_attention.keys", ".chain_attention.values")
