@@ -17,6 +17,10 @@ import pytest
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_text
 
+LONG, ENGINES = (  # what `make test` leaves out, as a shorter test of its kind stays
+    pytest.mark.skipif(os.environ.get(f"DRAFTGAUGE_{name.upper()}") != "whole", reason=f"takes long: make test-{name}")
+    for name in ("faults", "engines")
+)
 START_SECONDS = 400.0
 END_SECONDS = 30.0
 _SHOWN = 2000
