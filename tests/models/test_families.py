@@ -21,8 +21,7 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.engines.lean_families import why_not_lean
 from draftgauge.models.loading import wrap
-from draftgauge.models.spec import cached_numbers
-from draftgauge.models.transformers_calls import cache_argument
+from draftgauge.models.spec import cache_argument, cached_numbers
 from draftgauge.policies.fixed import FixedLength
 from families import OUTCOMES, PAGE, outcome, page_with, read_outcomes, wrong
 from tiny import FAMILIES, tiny_model, tiny_multimodal, tokens
@@ -33,7 +32,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "orig
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MULTIMODAL = "gemma3, multimodal"
 TYPES = """qwen3 gemma4_text gemma3n_text cohere2 falcon gpt2 bloom gpt_oss deepseek_v3 llama4_text qwen3_5
-    granitemoehybrid lfm2 jamba deepseek_v4 qwen2_5_vl"""
+    granitemoehybrid lfm2 jamba deepseek_v4 qwen2_5_vl bert roberta mllama dots3_note_text qwen4_exp_text blt"""
 
 # Of a kind: its model_type, and its configuration.
 MORE: dict[str, dict[str, Any]] = {

@@ -93,5 +93,5 @@ def test_results_that_do_not_fit_are_refused(files: dict[str, Path]) -> None:
     files["target"].write_text(json.dumps(good[2:]))
     files["drafter"].write_text(json.dumps(good[2:]))
     assert "lacks cases" in refusal("costs", *both)
-    assert "name --cases to write, or the results" in refusal("costs")
-    assert "measure llama-server with bench-servers" in refusal("costs", "-e", "llama-server")
+    assert "name --start to measure a server, --cases to write" in refusal("costs")
+    assert "measure llama-server with --start" in refusal("costs", "-e", "llama-server")

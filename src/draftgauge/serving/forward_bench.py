@@ -22,6 +22,7 @@ from draftgauge.traces.context_law import fit_law
 from draftgauge.traces.engine_costs import EngineCosts
 
 AGAIN = "give what `vllm bench forward --output-json` of vLLM 0.33 wrote"
+CONTEXTS = (256, 2048, 8192)  # where none are asked for
 Request = Mapping[str, int]
 
 
