@@ -276,8 +276,10 @@ class CostsRequest:
     def __post_init__(self) -> None:
         _check_batches(self.batches)
         positive(self, "served")
+        if not self.batches:
+            raise DraftgaugeError("--batches must name a number of requests, e.g. 1,4,16")
         if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths or not self.contexts:
-            raise DraftgaugeError("lengths and contexts are numbers of tokens, at least one of 1 or more")
+            raise DraftgaugeError("--lengths and --contexts are numbers of tokens, at least one of 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
