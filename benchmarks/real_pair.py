@@ -30,9 +30,9 @@ from draftgauge.api.profile import profile
 from draftgauge.api.runs import Run
 from draftgauge.core.prompts import TEST, TRAIN, read_prompts
 from draftgauge.core.rendering import Rendering
-from draftgauge.judging.evaluate import best_fixed_gamma, evaluate_design
+from draftgauge.judging.evaluate import evaluate_design
 from draftgauge.judging.fitting.tuning import tune_rivals
-from draftgauge.judging.replay import replay_fixed_all
+from draftgauge.judging.replay import best_fixed_gamma, replay_fixed_all
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import Design, splits_of
 from draftgauge.judging.statistics.bootstrap import columns

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from launching import launched
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.serving.launching import launched, llama_program
 
 SOURCE = Path(__file__).parents[1] / "src"
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "PYTHONPATH": str(SOURCE)}
 
 
 def need_llama_server() -> list[str]:
-    """The command of llama.cpp's server: the program on the path, else the one inside the wheel xllamacpp."""
-    if program := shutil.which("llama-server"):
-        return [program]
-    if find_spec("xllamacpp") is None:
-        pytest.skip("needs llama-server on the path or the wheel xllamacpp: pip install 'draftgauge[gguf]'")
-    return [sys.executable, str(Path(__file__).with_name("llama_server_in_wheel.py"))]
+    """The command of llama.cpp's server."""
+    try:
+        return llama_program()
+    except DraftgaugeError as error:
+        pytest.skip(str(error))
 
 
 def need_vllm() -> str:

@@ -86,7 +86,7 @@ def error_page(message: str, code: int) -> str:
 
 
 @contextmanager
-def serving(pages: Pages) -> Iterator[str]:
+def serving(pages: Pages, port: int = 0) -> Iterator[str]:
     """Serve pages by path on this machine, got or posted to; yields the address. Other paths are answered 404."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -98,8 +98,8 @@ def serving(pages: Pages) -> Iterator[str]:
 
         def answer(self, body: bytes) -> None:
             page = pages.get(self.path, (404, error_page("File Not Found", 404)))
-            status, text = page if isinstance(page, tuple) else (200, json.dumps(page(json.loads(body))))
-            content = text.encode()
+            status, text = page if isinstance(page, tuple) else (200, page(json.loads(body)))
+            content = (text if isinstance(text, str) else json.dumps(text)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -108,7 +108,7 @@ def serving(pages: Pages) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

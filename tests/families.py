@@ -36,9 +36,8 @@ from draftgauge.drafters.formats.files import read_config
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
-from draftgauge.models.rotation import ordered
-from draftgauge.models.taps import TapPlan, attach_taps, tap_plan
-from draftgauge.models.transformers_calls import cache_argument
+from draftgauge.models.spec import cache_argument
+from draftgauge.models.taps import TapPlan, attach_taps, ordered, tap_plan
 from draftgauge.policies.fixed import FixedLength
 from tiny import noisy, tiny_model, tokens
 from tiny_families import CAUSAL, FOR_FIXTURES, VISION, tiny_family

@@ -36,7 +36,7 @@ def trace(verb: str, source: Path) -> int:
         print(f"unknown verb {verb!r}: one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     from draftgauge.cli.main import run
-    from draftgauge.models.reference import PAIR_FOLDER
+    from draftgauge.models.folder import PAIR_FOLDER
 
     with tempfile.TemporaryDirectory() as scratch:
         places = {"out": f"{scratch}/out", "run": f"{scratch}/run", "prompts": str(PAIR_FOLDER / "prompts/train.jsonl")}

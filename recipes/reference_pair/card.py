@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.templates import environment
+from draftgauge.reporting.layout import environment
 
 RECORD_NAME = "training.json"  # in the folder of a pair: how it was made
 

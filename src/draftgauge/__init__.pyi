@@ -3,13 +3,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
-from draftgauge.api.pair import Pair as Pair
 from draftgauge.api.runs import Run as Run
 from draftgauge.core.errors import DraftgaugeError as DraftgaugeError
 from draftgauge.core.table import Rows as Rows
 from draftgauge.decoding.results import Generation as Generation
 from draftgauge.integrations.transformers import Speculative as Speculative
 from draftgauge.integrations.transformers import speculative as speculative
+from draftgauge.pair.loading import Pair as Pair
 from draftgauge.policies.base import Policy as Policy
 from draftgauge.policies.base import Signal as Signal
 from draftgauge.policies.base import Step as Step
@@ -66,6 +66,7 @@ def bench(
 
 def bench_servers(
     servers: _Text | Sequence[_Text], engine: _Text = 'vllm', target: _Text | None = None, *,
+    drafter: _Text | None = None, kind: _Text | None = None, program: _Text | None = None,
     prompts: _Prompts | _Text | None = None, limit: int | None = None, per_task: int | None = None,
     tasks: _Text | Sequence[_Text] = (), split: _Text | None = None, long_prompts: _Text = 'error',
     chat: bool | None = None, turns: int = 1, chat_template_args: Mapping[str, Any] | _Text = '',
@@ -74,7 +75,7 @@ def bench_servers(
     at_least: float | None = None, costs_out: _Text | None = None, seed: int = 0,
     progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
-    """Bench running servers."""
+    """Bench running servers; those named without an address are started for it, and stopped."""
 
 def build_datastore(
     folder: _Text, out: _Text, split: _Text = 'train', tasks: _Text | Sequence[_Text] = (), capacity: int | None = None,
@@ -88,12 +89,13 @@ def compare(
     """Put runs side by side in tokens a second: plain decoding, the best rule replayed, and live where it was benched."""
 
 def costs(
-    engine: _Text = 'vllm', cases: _Text | None = None, lengths: _Text | Sequence[int] = (1, 2, 4, 8),
-    batches: _Text | Sequence[int] = (1, 4, 16), contexts: _Text | Sequence[int] = (256, 2048, 8192),
-    target_alone: _Text | None = None, with_drafter: _Text | None = None, served: float | None = None,
-    out: _Text | None = None,
+    engine: _Text = 'vllm', start: bool = False, target: _Text | None = None, *, drafter: _Text | None = None,
+    kind: _Text | None = None, program: _Text | None = None, cases: _Text | None = None,
+    lengths: _Text | Sequence[int] = (1, 2, 4, 8), batches: _Text | Sequence[int] = (1, 4, 16),
+    contexts: _Text | Sequence[int] = (), target_alone: _Text | None = None, with_drafter: _Text | None = None,
+    served: float | None = None, out: _Text | None = None, progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
-    """Write the cases that ``vllm bench forward`` is to measure, or make costs of its two results."""
+    """Measure a step in servers started here. For ``vllm bench forward``: write its cases, or read its two results."""
 
 def demo(
     out: _Text = ..., seconds: float = 105.0, *, target: _Text | None = None, drafter: _Text | None = None,
@@ -148,7 +150,7 @@ def evaluate(
     """Measure a trained drafter on texts that its target decodes."""
 
 def export(
-    drafter: _Text, out: _Text, format: Literal['eagle3', 'dflash'] | None = None,
+    drafter: _Text, out: _Text, format: Literal['eagle3', 'dflash', 'mtp'] | None = None,
 ) -> Rows:
     """Write a trained drafter as serving engines load it."""
 

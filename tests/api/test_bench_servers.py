@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,28 @@ def test_an_answer_that_ends_inside_a_draft_took_the_steps_that_it_took(
     assert found["fixed:4"]["tokens_per_step"] == pytest.approx(8 / 4)
     curve = read_costs(tmp_path / "costs.json", "llama-server")[1]
     assert curve.step_seconds(4, 256) == pytest.approx(0.04 / 3)
+
+
+def test_a_length_that_did_not_take_effect_is_said(inputs: list[str], llama_servers: list[str]) -> None:
+    """Two servers that draft alike, and one that drafts more than it is named for."""
+    for drafted, names, message in (
+        (38, ("fixed:2", "fixed:4"), "fixed:2 and fixed:4 draft 2.00 and 2.00 tokens a step, so the length did not"),
+        (76, ("fixed:2",), "fixed:2 drafts more than 2 tokens a step"),
+    ):
+        answer = json.dumps(llama_answer(40.0, range(1, 41), drafted=drafted, accepted=20))
+        with serving(MODELS | {"/completion": (200, answer)}) as url:
+            servers = [f"{name}={url}" for name in names]
+            assert message in refusal("bench-servers", *inputs, llama_servers[0], *servers, "-e", "llama-server")
+
+
+def test_servers_named_by_setting_alone_are_started(inputs: list[str], tmp_path: Path) -> None:
+    model = tmp_path / "draft.gguf"
+    model.write_bytes(b"")
+    program = f"{sys.executable} {Path(__file__).parents[1] / 'fake_llama_server.py'}"
+    started = ["--target", str(model), "--drafter", str(model), "--program", program, "-e", "llama-server"]
+    found = benched([*inputs, "plain", "fixed:2", "fixed:4", *started], tmp_path / "rows.json")
+    assert set(found) == {"plain", "fixed:2", "fixed:4"}
+    assert found["fixed:4"]["tokens_per_step"] == pytest.approx(1, abs=0.2)
 
 
 def test_what_is_asked_of_a_bench_is_asked_of_servers_too(

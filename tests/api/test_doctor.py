@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 
 import draftgauge as dg
 from command_line import draftgauge, rows_of
-from draftgauge.api.doctor_checks import SUSPECT, UNKNOWN, Evidence, examine
-from draftgauge.api.doctor_files import of_files
-from draftgauge.api.requests import PairSpec
+from draftgauge.checkup.checks import SUSPECT, UNKNOWN, Evidence, examine
+from draftgauge.checkup.files import layout_rates, of_files
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.live import CheckpointSource
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.requests import PairSpec
 from draftgauge.serving.counters import SpeculationCounts, read_counts
 from draftgauge.traces.costs import Measurement
 from draftgauge.traces.run import read_trace
@@ -96,7 +96,7 @@ PLANTED: dict[str, tuple[str, Evidence]] = {
     "another target": ("made-for", Evidence(made_for="org/other", trace=TRACE)),
     "damaged map": ("vocabulary-map", Evidence(map_error="d2t and t2d name different tokens", trace=TRACE)),
     "exchanged map": ("vocabulary-map", Evidence(trace=tokens(TRACE, (7 * TRACE.token + 3) % 50))),
-    "wrong layers": ("layers-read", Evidence(layer_rates={(2, 5): 0.05, (1, 4): 0.7}, trace=CONSTANT)),
+    "wrong layers": ("layout", Evidence(layout_rates={"its own settings": 0.05, "layers [1]": 0.7}, trace=CONSTANT)),
     "no MTP head": ("mtp-tensors", Evidence(mtp_missing="mtp.fc.weight is missing")),
     "a quantised MTP head": ("mtp-quantised", Evidence(mtp_quantised="mtp.fc.weight is quantised")),
     "shifted norms": ("mtp-norms", Evidence(mtp_shifted="weights of its norms lie at 1.02, the target's at 0.01")),
@@ -135,7 +135,17 @@ def test_a_planted_fault_is_named_alone(fault: str) -> None:
 
 def test_nothing_is_wrong_with_a_healthy_trace_or_engine() -> None:
     healthy = Evidence(
-        "t", "checkpoint", Words(), Words(), "", "", {(1, 4): 0.7}, ("uncompressed", "bf16"), 4096, TRACE, COSTS
+        "t",
+        "checkpoint",
+        Words(),
+        Words(),
+        "",
+        "",
+        {"its own settings": 0.7},
+        ("uncompressed", "bf16"),
+        4096,
+        TRACE,
+        COSTS,
     )
     assert {row["status"] for row in examine(healthy)} == {"well"} | {"unknown"}
     assert faults(examine(Evidence(counts=SpeculationCounts(259, 1025, 357, (170, 100, 60, 27))))) == []
@@ -160,8 +170,8 @@ def test_the_bundled_pair_is_healthy_but_for_prompts_without_its_template(tmp_pa
     assert "chat-template" in faults(rows_of(file))
 
 
-def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
-    """Its head is fitted to the outputs of layers 1 to 3, and its configuration names those above."""
+def test_a_checkpoint_whose_settings_were_changed(tmp_path: Path) -> None:
+    """Its head is fitted to the outputs of layers 1 to 3, and its configuration says otherwise."""
     models = save_models(tmp_path)
     target = save_tiny(tmp_path / "deep", num_hidden_layers=6)
     options = SMALL | {"target": str(target), "prompts": str(models["prompts"]), "max_new_tokens": 24, "gamma_max": 1}
@@ -189,11 +199,19 @@ def test_a_checkpoint_whose_layers_are_miscounted(tmp_path: Path) -> None:
     fitted = torch.linalg.lstsq(torch.cat(states), torch.cat(wanted)).solution.T.contiguous()
     save_file(weights | {"lm_head.weight": fitted}, drafter / "model.safetensors")
     assert set(faults(dg.doctor(**options, drafter=str(drafter)))) <= COSTLY
-    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
-    (drafter / "config.json").write_text(json.dumps(config))
-    rows = dg.doctor(**options, drafter=str(drafter))
-    assert set(faults(rows)) - COSTLY == {"layers-read"}
-    assert any("target_layer_ids [1, 2, 3]" in (row["evidence"] or "") for row in rows)
+    right = dict(config)
+    for change, named in (
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}}, "target_layer_ids [1, 2, 3]"),
+        ({"norm_before_residual": True}, "norm_before_residual false"),
+    ):
+        (drafter / "config.json").write_text(json.dumps(right | change))
+        rows = dg.doctor(**options, drafter=str(drafter))
+        assert set(faults(rows)) - COSTLY == {"layout"}
+        assert any(named in (row["evidence"] or "") for row in rows)
+    (drafter / "config.json").write_text(json.dumps(right | {"rope_parameters": {"rope_theta": 77.0}}))
+    dg.doctor(**options, drafter=str(drafter), out=tmp_path / "based")
+    rates = layout_rates(dg.Run.load(tmp_path / "based").manifest, PairSpec(), trace)
+    assert any(name.startswith("rope_theta") and name.endswith("the target's") for name in rates)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +230,7 @@ def test_a_checkpoint_is_told_to_be_made_for_another_target_by_names_that_say_so
     target = target.replace("FOLDER", str(tmp_path))
     if target.startswith("/"):
         Path(target).mkdir(parents=True)
-    monkeypatch.setattr("draftgauge.api.doctor_files.load_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr("draftgauge.checkup.files.load_tokenizer", lambda *_, **__: None)
     monkeypatch.setattr(CheckpointSource, "trained_for", lambda source: "org/Model-8B")
     assert of_files(PairSpec(target=target), target, "checkpoint", FIXTURE).made_for == made_for
 
@@ -228,8 +246,8 @@ def test_weights_that_cannot_be_read_are_no_wrong_token_ids(tmp_path: Path) -> N
 
 def test_what_files_do_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is not downloaded yet has no fingerprint, and a GGUF file's compression is its own."""
-    monkeypatch.setattr("draftgauge.api.doctor_files.load_tokenizer", lambda *_, **__: None)
-    monkeypatch.setattr("draftgauge.api.doctor_files.quantisation_method", lambda *_: None)
+    monkeypatch.setattr("draftgauge.checkup.files.load_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr("draftgauge.checkup.files.quantisation_method", lambda *_: None)
     drafter = Path(__file__).parents[2] / "drafters" / "smollm2-135m" / "hidden"
     evidence = of_files(PairSpec(target="org/not-here"), "org/not-here", "reuse", drafter)
     assert evidence.made_for == UNKNOWN
@@ -239,7 +257,7 @@ def test_what_files_do_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_run_of_models_that_are_elsewhere_is_judged_without_fetching_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftgauge.api.doctor_files.load_tokenizer", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("draftgauge.checkup.files.load_tokenizer", lambda *_, **__: pytest.fail("asked the hub"))
     rows = dg.doctor(PUBLISHED)
     assert faults(rows) == []
     assert {"tokenizer", "made-for"} <= {row["check"] for row in rows if row["status"] == "unknown"}

@@ -11,9 +11,9 @@ import pytest
 
 import draftgauge as dg
 from command_line import succeeds
-from draftgauge.api.provisional import token_cost
 from draftgauge.judging.splits import design_of
 from draftgauge.serving.advice import cost_ranges
+from draftgauge.serving.provisional import token_cost
 from draftgauge.traces.run import Run
 from written_runs import GAMMA_MAX, write_run
 
@@ -41,8 +41,8 @@ def test_a_length_is_the_best_one_exactly_in_its_range_of_costs() -> None:
 @pytest.mark.parametrize(
     ("engine", "measured"),
     [
-        ("vllm", "draftgauge bench-servers plain=http://127.0.0.1:8000 fixed:4=http://127.0.0.1:8001 --engine vllm"),
-        ("llama-server", "--costs-out llama-server-costs.json`"),
+        ("vllm", "`draftgauge costs --start --engine vllm --target "),
+        ("llama-server", "--target TARGET.gguf --drafter DRAFT.gguf --out llama-server-costs.json`"),
         ("sglang", "write what a step takes there to sglang-costs.json"),
         ("gguf", "`draftgauge profile --target TARGET.gguf"),
     ],

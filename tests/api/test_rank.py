@@ -19,15 +19,13 @@ from draftgauge.api import profile
 from draftgauge.api import rank as module
 from draftgauge.cli.rank import show_ranking
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.judging.evaluate import best_fixed_gamma
 from draftgauge.judging.fitting import two_source
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
-from draftgauge.judging.replay import replay, replay_fixed_all
-from draftgauge.models.reference import reference_path
+from draftgauge.judging.replay import best_fixed_gamma, replay, replay_fixed_all
+from draftgauge.models.folder import reference_path
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import NO_DRAFT
-from draftgauge.policies.spec import make_policy
+from draftgauge.policies.spec import NO_DRAFT, make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.trace import Trace, select

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import (
     TEMPORARY_SUFFIX,
     append_lines,
     atomic_write_bytes,
     atomic_write_text,
+    cache_folder,
     replacing,
     require_writable,
     require_writable_file,
 )
-from draftgauge.core.locks import only_writer, try_lock
+from draftgauge.core.process import only_writer, try_lock
 
 
 def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:

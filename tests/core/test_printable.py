@@ -7,7 +7,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 
 from draftgauge.cli.console import Output
-from draftgauge.core.printable import printable
+from draftgauge.core.table import printable
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.judging.batched import replay_batch
+from draftgauge.judging.batch_rows import replay_batch
 from draftgauge.models.engines.static import StaticModel, StaticRows
 from draftgauge.policies.base import Step
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy

@@ -18,8 +18,7 @@ from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Extends, PolicyBase, Signal
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import POLICIES
-from draftgauge.policies.spec import make_policy
+from draftgauge.policies.spec import POLICIES, make_policy
 from linear_costs import LinearCosts
 from tiny import noisy, tiny_model, tokens
 

@@ -15,8 +15,7 @@ from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.judging.positions import signal_arrays
-from draftgauge.judging.replay import replay
+from draftgauge.judging.replay import replay, signal_arrays
 from draftgauge.models.loading import wrap
 from draftgauge.policies.base import Policy
 from draftgauge.policies.cumulative_confidence import CumulativeConfidence

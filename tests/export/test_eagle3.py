@@ -21,8 +21,8 @@ from draftgauge.drafters.reuse import drafting
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import target_fingerprint
+from draftgauge.models.folder import reference_path
 from draftgauge.models.loading import wrap
-from draftgauge.models.reference import reference_path
 from draftgauge.models.taps import TapPlan, batch_features
 from reuse_nets import saved_drafter
 from tiny import tiny_model, tokens
@@ -107,7 +107,7 @@ def test_layers_are_in_the_order_in_which_engines_hand_them_over(tmp_path: Path,
     assert (origin["target"], origin["target_fingerprint"]) == ("some/target", target_fingerprint(target))
 
 
-@pytest.mark.parametrize("design", sorted(set(DESIGNS) - {"hidden"}))
+@pytest.mark.parametrize("design", sorted(set(DESIGNS) - {"hidden", "mtp"}))
 def test_other_designs_are_refused(tmp_path: Path, target: PreTrainedModel, design: str) -> None:
     saved_drafter(tmp_path / "drafter", target, design)
     with pytest.raises(DraftgaugeError, match=f"the {design} design has no EAGLE-3 layout.*--reuse hidden"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from draftgauge.judging.statistics.effects import crossed_effects, sign_flip
+from draftgauge.studies.kvshot.verdicts import crossed_effects, sign_flip
 
 
 def test_the_sign_flip_is_exact() -> None:

@@ -12,12 +12,12 @@ import pytest
 from curves import linear_costs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.evaluate import Compared, Row, best_fixed_gamma, evaluate, evaluate_design
+from draftgauge.judging.evaluate import Compared, Row, evaluate, evaluate_design
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import plain_replay, replay, replay_fixed_all
+from draftgauge.judging.replay import best_fixed_gamma, plain_replay, replay, replay_fixed_all
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import Design, design_of
-from draftgauge.judging.statistics.paired import holm
+from draftgauge.judging.statistics.bootstrap import holm
 from draftgauge.judging.verdict import recommended
 from draftgauge.policies import fitted, make_policy
 from draftgauge.policies.fixed import FixedLength

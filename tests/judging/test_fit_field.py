@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.judging.fitting.logistic import fit_stopping
 from draftgauge.judging.fitting.speckv import fit_speckv
-from draftgauge.judging.fitting.stopping import fit_stopping
 from draftgauge.judging.fitting.two_source import fit_two_source
 from draftgauge.judging.replay import replay
 from draftgauge.policies import Signal, Step, make_policy

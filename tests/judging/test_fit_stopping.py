@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftgauge.judging.evaluate import best_fixed_gamma
-from draftgauge.judging.fitting.logistic import accepted_by_depth, judged_tokens
-from draftgauge.judging.fitting.stopping import fit_stopping
-from draftgauge.judging.positions import draft_caps
-from draftgauge.judging.replay import replay, replay_fixed_all
+from draftgauge.judging.fitting.logistic import accepted_by_depth, fit_stopping, judged_tokens
+from draftgauge.judging.replay import best_fixed_gamma, replay, replay_fixed_all
 from draftgauge.policies.fitted import fitted_policy
 from draftgauge.policies.stopping import ThroughputStopping
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, draft_caps
 from linear_costs import curve
 from synthetic import sampled_trace, synthetic_trace
 

@@ -9,15 +9,14 @@ import pytest
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import TraceError
-from draftgauge.judging.fitting.stopping import fit_stopping
+from draftgauge.judging.fitting.logistic import fit_stopping
 from draftgauge.judging.fitting.two_source import TAIL_WEIGHTS, _examples, fit_two_source
 from draftgauge.judging.hindsight import text_runs
-from draftgauge.judging.positions import draft_caps
 from draftgauge.judging.replay import replay
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy
 from draftgauge.policies.spec import make_policy
 from draftgauge.policies.two_source import TwoSource, TwoSourceNumbers
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, draft_caps
 from linear_costs import curve
 from synthetic import repeating_trace, sampled_trace
 

@@ -10,8 +10,7 @@ from scipy import stats
 
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics import bootstrap
-from draftgauge.judging.statistics.bootstrap import Comparison, draw_counts
-from draftgauge.judging.statistics.paired import holm, ratio_interval
+from draftgauge.judging.statistics.bootstrap import Comparison, draw_counts, holm, ratio_interval
 
 
 def paired_gain(tokens, seconds, base_tokens, base_seconds, resamples: int = 2000) -> Comparison:

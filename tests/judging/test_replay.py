@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from asked import Asked
 from curves import linear_costs
 from draftgauge.core.signals import SignalName
-from draftgauge.judging.asking import prompt_steps
-from draftgauge.judging.positions import draft_caps
-from draftgauge.judging.replay import Replay, replay, replay_fixed_all
+from draftgauge.judging.replay import Replay, prompt_steps, replay, replay_fixed_all
 from draftgauge.policies import Policy, Signal, Step, make_policy
 from draftgauge.policies.base import asks_after_each_token
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.run import make_trace
-from draftgauge.traces.trace import PromptInfo, Trace, make_record
+from draftgauge.traces.trace import PromptInfo, Trace, draft_caps, make_record
 from synthetic import replay_steps, sampled_trace, synthetic_trace
 
 SPECS = ("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "hf-heuristic:persistent=false", "hf-confidence:0.6")

@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose
 
 from curves import linear_costs
 from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.evaluate import best_fixed_gamma, evaluate
+from draftgauge.judging.evaluate import evaluate
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import replay, replay_fixed_all, replay_lengths
+from draftgauge.judging.replay import best_fixed_gamma, replay, replay_fixed_all, replay_lengths
 from draftgauge.policies import make_policy
 from draftgauge.policies.base import Policy
 from draftgauge.policies.fixed import FixedLength

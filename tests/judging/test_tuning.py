@@ -13,7 +13,7 @@ from draftgauge.judging.fitting.tuning import tune, tune_rivals
 from draftgauge.judging.replay import replay
 from draftgauge.judging.splits import Design
 from draftgauge.policies import POLICIES, make_policy
-from draftgauge.policies.registry import grid_specs, tunable_policies
+from draftgauge.policies.spec import grid_specs, tunable_policies
 from linear_costs import LinearCosts, curve
 from synthetic import synthetic_trace
 from written_runs import write_run

@@ -18,8 +18,7 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.engines.lean_families import why_not_lean
 from draftgauge.models.loading import wrap
-from draftgauge.models.spec import cached_numbers
-from draftgauge.models.transformers_calls import cache_argument
+from draftgauge.models.spec import cache_argument, cached_numbers
 from draftgauge.policies.fixed import FixedLength
 from families import OUTCOMES, PAGE, outcome, page_with, read_outcomes, wrong
 from tiny import FAMILIES, tiny_model, tiny_multimodal, tokens

@@ -12,8 +12,8 @@ from transformers import CLIPConfig, Gemma2PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.models import loading
+from draftgauge.models.folder import PARTS, reference_path, resolve_source
 from draftgauge.models.loading import OWN_ENGINES, load_model, load_tokenizer
-from draftgauge.models.reference import PARTS, reference_path, resolve_source
 from models.test_folder import edit
 from tiny import save_tiny, tiny_model, tokens
 

@@ -16,9 +16,9 @@ from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.base import CachedModel
+from draftgauge.models.folder import PAIR_FOLDER, PARTS, bundled_questions, reference_path
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_prompt
-from draftgauge.models.reference import PAIR_FOLDER, PARTS, bundled_questions, reference_path
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
 from draftgauge.policies import make_policy
 from draftgauge.traces.repetition import gram_counts

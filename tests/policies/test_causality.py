@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from asked import Asked
-from draftgauge.judging.positions import signal_arrays
-from draftgauge.judging.replay import replay
+from draftgauge.judging.replay import replay, signal_arrays
 from draftgauge.policies import POLICIES, Policy, make_policy
 from draftgauge.policies.base import Extends, StatelessPolicy
 from draftgauge.policies.stored_texts import AsksStored, StoredTexts, with_stored

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.policies import registry
 from draftgauge.policies import spec as specs
-from draftgauge.policies.registry import register_policy
-from draftgauge.policies.spec import PolicySpec
+from draftgauge.policies.spec import PolicySpec, register_policy
 from linear_costs import LinearCosts
 
 
@@ -36,7 +34,6 @@ def nuts(count: int, *, gamma_max: int, costs: LinearCosts) -> int:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "POLICIES", {})
-    monkeypatch.setattr(registry, "POLICIES", specs.POLICIES)
     for name, factory in {"water": Water, "tea": Tea, "punch": punch, "nuts": nuts}.items():
         register_policy(name, "")(factory)
 

@@ -24,9 +24,8 @@ from draftgauge.policies.fitted import (
     load_fitted,
     save_fitted,
 )
-from draftgauge.policies.pricing import Prices
 from draftgauge.policies.spec import make_policy
-from draftgauge.policies.stopping import StoppingNumbers, ThroughputStopping
+from draftgauge.policies.stopping import Prices, StoppingNumbers, ThroughputStopping
 from linear_costs import LinearCosts
 
 GAMMA_MAX = 6

@@ -15,8 +15,8 @@ import pytest
 from command_line import succeeds
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.printable import speed
 from draftgauge.core.provenance import read_measurement
+from draftgauge.core.table import speed
 from draftgauge.judging.evaluate import evaluate
 from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.policies import make_policy

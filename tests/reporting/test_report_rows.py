@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, evaluate
+from draftgauge.judging.evaluate import ALL_TASKS, evaluate
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import plain_replay, replay
+from draftgauge.judging.replay import best_fixed_gamma, plain_replay, replay
 from draftgauge.judging.splits import design_of
 from draftgauge.policies import make_policy
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted

@@ -96,6 +96,6 @@ def test_results_that_do_not_fit_are_refused(files: dict[str, Path]) -> None:
     files["target"].write_text(json.dumps(good[2:]))
     files["drafter"].write_text(json.dumps(good[2:]))
     assert "lacks cases" in refusal("costs", *both)
-    assert "name --cases to write, or the results" in refusal("costs")
+    assert "name --start to measure a server, --cases to write" in refusal("costs")
     assert "--batches must name" in refusal("costs", "--cases", files["cases"], "--batches=")
-    assert "measure llama-server with bench-servers" in refusal("costs", "-e", "llama-server")
+    assert "measure llama-server with --start" in refusal("costs", "-e", "llama-server")

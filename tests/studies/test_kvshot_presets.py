@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
-from draftgauge.models.reference import reference_path
+from draftgauge.models.folder import reference_path
 from draftgauge.studies.kvshot import presets
 from draftgauge.studies.kvshot.cells import EQUAL_PARAMETERS, REMEDIES
 from draftgauge.studies.kvshot.plan import plan_study

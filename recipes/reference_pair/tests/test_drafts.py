@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftgauge.models.reference import PAIR_FOLDER
+from draftgauge.models.folder import PAIR_FOLDER
 from recipes.reference_pair import data, recipe
 from recipes.reference_pair.recipe import Recipe, train_reference
 from recipes.reference_pair.tokenizer import dialogue

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from draftgauge.models.reference import bundled_questions
+from draftgauge.models.folder import bundled_questions
 from recipes.reference_pair.__main__ import main
 from recipes.reference_pair.data import PROMPTS_PER_SPLIT, save_questions
 from recipes.reference_pair.recipe import SEALED, SEALED_NAME

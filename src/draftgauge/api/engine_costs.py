@@ -1,4 +1,4 @@
-"""What a step costs in vLLM without a service: cases for its ``bench forward``, and costs from two results."""
+"""What a step costs in an engine: from servers started here, or from vLLM's ``bench forward`` without a service."""
 
 from __future__ import annotations
 
@@ -6,43 +6,60 @@ import json
 import shlex
 from typing import Any
 
-from draftgauge.api.requests import CostsRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
-from draftgauge.serving.forward_bench import calibrated, cases_document, costs_of_results
+from draftgauge.core.progress import Progress, silent
+from draftgauge.core.verb import verb
+from draftgauge.pair.started_costs import started_costs
+from draftgauge.requests import CostsRequest
+from draftgauge.serving.forward_bench import CONTEXTS, calibrated, cases_document, costs_of_results
+from draftgauge.traces.engine_costs import EngineCosts
 
 
 @verb(CostsRequest)
-def costs(request: CostsRequest) -> list[dict[str, Any]]:
-    """Write the cases that ``vllm bench forward`` is to measure, or make costs of its two results.
+def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[str, Any]]:
+    """Measure a step in servers started here. For ``vllm bench forward``: write its cases, or read its two results.
 
     Returns:
-        Of cases one row each: ``case``, and the ``command`` that runs them all. Of results one row a batch size and
+        Of cases one row each: ``case``, and the ``command`` that runs them all. Of costs one row a batch size and
         length: ``batch``, ``length``, ``context``, ``verify_seconds`` and ``draft_seconds``. What a further token of
         text costs is ``context_seconds`` and ``draft_context_seconds``, with ``context_error``. ``beyond_seconds`` is
         what a served step takes beyond its forward pass.
 
     Raises:
-        DraftgaugeError: for results of another version, or of cases that do not match.
+        DraftgaugeError: for results of another version, or of cases that do not match. Also for a server that does not
+            start, or ignores its length.
     """
+    if request.start and request.out is not None:
+        require_writable_file(request.out)
+        made = started_costs(request, progress)
+        made.validate()
+        made.save(request.out)
+        return [row for row in _rows(made, 0.0) if row["length"] <= max(request.lengths)]  # beyond, lines go on
     if request.engine != "vllm":
-        raise DraftgaugeError(f"cases are for vLLM's bench forward: measure {request.engine} with bench-servers")
+        raise DraftgaugeError(f"cases are for vLLM's bench forward: measure {request.engine} with --start")
     if request.cases is not None:
         require_writable_file(request.cases)
-        document = cases_document(request.lengths, request.batches, request.contexts)
+        document = cases_document(request.lengths, request.batches, request.contexts or CONTEXTS)
         atomic_write_text(request.cases, json.dumps(document, indent=1) + "\n")
         command = _commands(document["cases"], str(request.cases))
         return [{"case": case["name"], "command": command} for case in document["cases"]]
     if request.target_alone is None or request.with_drafter is None or request.out is None:
-        raise DraftgaugeError("name --cases to write, or the results --target-alone and --with-drafter with --out")
+        raise DraftgaugeError(
+            "name --start to measure a server, --cases to write, or the results --target-alone and --with-drafter with "
+            "--out"
+        )
     require_writable_file(request.out)
     measured = costs_of_results(request.target_alone, request.with_drafter)
     made = measured if request.served is None else calibrated(measured, request.served)
     made.validate()
     made.save(request.out)
+    return _rows(made, made.plain[0] - measured.plain[0])
+
+
+def _rows(made: EngineCosts, beyond: float) -> list[dict[str, Any]]:
     law = {name: getattr(made, name) for name in ("context", "context_seconds", "draft_context_seconds")}
-    law |= {"context_error": made.context_error, "beyond_seconds": made.plain[0] - measured.plain[0]}
+    law |= {"context_error": made.context_error, "beyond_seconds": beyond}
     return [
         {"batch": batch, "length": length, "verify_seconds": verify[length], "draft_seconds": draft[length], **law}
         for batch, verify, draft in zip(made.batches, made.verify, made.draft, strict=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import AdviseRequest
 from draftgauge.cli.console import say, show_table
+from draftgauge.requests import AdviseRequest
 
 COLUMNS = {
     "policy": "setting",
@@ -23,7 +23,7 @@ SHOWN = 12
 
 def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     from draftgauge.api.advise import advise as run
-    from draftgauge.core.templates import environment
+    from draftgauge.reporting.layout import environment
 
     rows = run(request)
     estimated = [row for row in rows if row["ratio_to_plain"] is not None]

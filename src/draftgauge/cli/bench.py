@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draftgauge.api.requests import BenchRequest, BenchServersRequest
 from draftgauge.cli.console import (
     IncompleteError,
     by_target,
@@ -18,7 +17,8 @@ from draftgauge.cli.console import (
     show_verdicts,
     source_columns,
 )
-from draftgauge.core.load import describe_load, machine_load
+from draftgauge.core.process import describe_load, machine_load
+from draftgauge.requests import BenchRequest, BenchServersRequest
 
 COLUMNS = {
     "policy": "policy",

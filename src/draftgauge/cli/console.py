@@ -25,8 +25,8 @@ from rich.segment import Segment
 from rich.table import Table
 
 from draftgauge.core.errors import DraftgaugeError, missing_library
-from draftgauge.core.printable import printable
 from draftgauge.core.progress import Progress
+from draftgauge.core.table import printable
 
 
 class Output(Console):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import ExportRequest
 from draftgauge.cli.console import named, say, show_table
+from draftgauge.requests import ExportRequest
 
 COLUMNS = named("format", "tensors", "parameters") | {"depths": "trained for"} | named("target")
 
@@ -24,7 +24,7 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
 
 def serving_commands(row: dict[str, Any]) -> dict[str, str]:
     """How engines are started with a checkpoint, by engine; drafts as long as it was trained for."""
-    from draftgauge.policies.registry import FIXED
+    from draftgauge.policies.spec import FIXED
     from draftgauge.serving.engines import ENGINES, Deployment
 
     deployment = Deployment(row["target"] or "TARGET", row["folder"], row["format"])

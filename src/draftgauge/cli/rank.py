@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from draftgauge.api.requests import RankRequest
 from draftgauge.cli.console import progress, say, show_table, warn
+from draftgauge.requests import RankRequest
 
 LIVE = "live_ratio_to_plain"
 COLUMNS = {
@@ -46,7 +46,7 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
 
 def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
     """Tables of all prompts, then of each task and range of lengths; what is wrong with costs."""
-    from draftgauge.policies.registry import NO_DRAFT
+    from draftgauge.policies.spec import NO_DRAFT
 
     ranked = [row for row in rows if "rank" in row]
     groups = list(dict.fromkeys((row["task"], row["context"]) for row in ranked))

@@ -6,13 +6,14 @@ import errno
 import hashlib
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.locks import try_lock
+from draftgauge.core.process import try_lock
 
 TEMPORARY_SUFFIX = ".draftgauge-tmp"
 
@@ -165,3 +166,21 @@ def explained(path: Path) -> Iterator[None]:
                 f"cannot write {path}: {error.strerror or error}; choose another place or change its permissions"
             ) from error
         raise
+
+
+VARIABLE = "DRAFTGAUGE_CACHE"
+
+
+def cache_folder() -> Path:
+    """``$DRAFTGAUGE_CACHE``, else ``draftgauge`` in the user's cache folder (``$XDG_CACHE_HOME``, else ``~/.cache``).
+    It lies in the folder for temporary files where a user has no home, as in containers."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        try:
+            return Path(named).expanduser()
+        except RuntimeError as error:
+            raise DraftgaugeError(f"{VARIABLE} is {named!r}, and there is no such user: give a folder") from error
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftgauge"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"draftgauge-{os.getuid()}"

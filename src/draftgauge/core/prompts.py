@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from draftgauge.core.artefacts import parse_json, parse_json_lines, read_text
-from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import PromptError
-from draftgauge.core.files import atomic_write_bytes, atomic_write_text
+from draftgauge.core.files import atomic_write_bytes, atomic_write_text, cache_folder
 
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 FORMS = ("prompt", "turns", "messages", "conversations", "body")

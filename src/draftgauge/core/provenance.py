@@ -21,7 +21,7 @@ import numpy as np
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.load import machine_load
+from draftgauge.core.process import machine_load
 
 PACKAGES = (
     *("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes"),

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from draftgauge.core.progress import Progress, silent
+from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.alpha import Ints, agreement, depth_counts, labelled_depths
-from draftgauge.diagnostics.latency import Latency, measure_latency
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
-from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.base import Draft, Drafter, Drafting, DraftsUnread, UnreadDraft, device_of, record_passes
+from draftgauge.drafters.mtp.live import drafter_of
 from draftgauge.drafters.reuse.blockwise import BlockNet
-from draftgauge.drafters.reuse.live import new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.source import Drafting
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.models.base import CachedModel
+from draftgauge.models.device import seconds
 from draftgauge.models.taps import attach_taps
 from draftgauge.policies.fixed import FixedLength
 
@@ -30,7 +33,8 @@ class EvaluationPlan:
 
     Attributes:
         depths: K, tokens a draft.
-        live, tree, latency: how many texts; 0 leaves the measure out, None takes all. Blocks have no trees.
+        live, tree, latency: how many texts; 0 leaves the measure out, None takes all. Blocks and
+            MTP heads have no trees.
     """
 
     depths: int
@@ -78,12 +82,13 @@ def evaluate_drafter(
     forced = np.array([depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)])
     progress("evaluation", 1, 4)
 
-    drafter = new_drafter(net, target, attach_taps(target, net.config.tap_plan), Drafting(plan.settings.end_tokens))
+    drafter = drafter_of(net, target, attach_taps(target, net.config.tap_plan), Drafting(plan.settings.end_tokens))
     live, mismatched = live_acceptance(target, drafter, texts[: plan.live], count, plan.settings)
     live_counts = np.array(live, np.int64).reshape(-1, 2, count)  # also of no text
     progress("evaluation", 2, 4)
 
-    with_trees = [] if isinstance(net, BlockNet) else [text for text in texts[: plan.tree] if len(text.prompt) > 1]
+    treeless = isinstance(net, BlockNet | OwnLayerNet)
+    with_trees = [] if treeless else [text for text in texts[: plan.tree] if len(text.prompt) > 1]
     trees = tree_acceptance(net, target.module, with_trees)
     progress("evaluation", 3, 4)
     timed = texts[: plan.latency]
@@ -122,3 +127,75 @@ def live_acceptance(
         counts.append(depth_counts(accepted, drafted, depths))
         mismatched += tuple(run.tokens) != text.output
     return counts, mismatched
+
+
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Medians over prompts and rounds.
+
+    Attributes:
+        draft_ms: milliseconds a drafted token, what a step needs to begin with shared out among them.
+        verify_ms: milliseconds of all else of a step, mostly the target's pass over the draft.
+        tokens_per_second: of decoding with drafts.
+        ratio_to_plain: of the two, prompt by prompt.
+    """
+
+    gamma: int
+    draft_ms: float
+    verify_ms: float
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    ratio_to_plain: float
+
+
+class _TimedDrafter:
+    """Sums the seconds of a drafter's proposals. On an accelerator this waits for the device after each."""
+
+    def __init__(self, drafter: Drafter, *devices: torch.device) -> None:
+        self._drafter, self._devices, self.seconds = drafter, devices, 0.0
+        self.prefill, self.commit = drafter.prefill, drafter.commit
+
+    def propose(self, *arguments: Any) -> Draft:
+        return self._timed(self._drafter.propose, *arguments)
+
+    def propose_unread(self, limit: int) -> UnreadDraft | None:
+        return self._timed(self._drafter.propose_unread, limit) if isinstance(self._drafter, DraftsUnread) else None
+
+    def _timed(self, propose: Callable[..., Any], *arguments: Any) -> Any:
+        begun = seconds(*self._devices)
+        draft = propose(*arguments)
+        self.seconds += seconds(*self._devices) - begun
+        return draft
+
+
+def measure_latency(
+    target: CachedModel, drafter: Drafter, texts: Sequence[HeldOutText], gamma: int, settings: DecodingSettings
+) -> Latency:
+    """Decode some prompts plainly and with drafts in turn; the first one also beforehand, uncounted."""
+    policy, device = FixedLength(gamma), target.spec.device
+    rows = []
+    record_passes(target, drafter, gamma, max(len(text.prompt) for text in texts) + settings.max_new_tokens)
+    for number, text in enumerate([texts[0], *(text for _ in range(ROUNDS) for text in texts)]):
+        prompt = list(text.prompt)
+        plain = plain_decode(target, prompt, settings)
+        timer = _TimedDrafter(drafter, device, device_of(drafter, device))
+        run = timed = speculative_decode(target, timer, policy, prompt, settings)
+        if device.type != "cpu":  # to time a part is to wait for the device, which decoding need not
+            run = speculative_decode(target, drafter, policy, prompt, settings)
+        drafted = sum(step.drafted for step in timed.steps)
+        if number == 0 or drafted == 0:
+            continue
+        rows.append(
+            (
+                1e3 * timer.seconds / drafted,
+                1e3 * (timed.decode_seconds - timer.seconds) / len(timed.steps),
+                run.tokens_per_second,
+                plain.tokens_per_second,
+                run.tokens_per_second / plain.tokens_per_second,
+            )
+        )
+    values = np.median(np.array(rows), axis=0) if rows else np.full(5, np.nan)
+    return Latency(gamma, *(float(value) for value in values))

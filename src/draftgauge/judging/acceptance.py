@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.judging.evaluate import Row, task_masks
-from draftgauge.judging.positions import prompt_of_rows, sum_by_prompt
-from draftgauge.judging.statistics.bootstrap import RESAMPLES, columns
-from draftgauge.judging.statistics.paired import ratio_interval
+from draftgauge.judging.statistics.bootstrap import RESAMPLES, columns, ratio_interval
 from draftgauge.traces.sampled import path_chances
-from draftgauge.traces.trace import Trace, conversations
+from draftgauge.traces.trace import Trace, conversations, prompt_of_rows, sum_by_prompt
 
 
 def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row]:

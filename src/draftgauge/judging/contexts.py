@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from draftgauge.judging.positions import Floats, context_lengths
 from draftgauge.judging.replay import replay_lengths
 from draftgauge.traces.context_law import extended, laws_of
 from draftgauge.traces.costs import MAX_HALF_WIDTH, CostCurve
 from draftgauge.traces.sampled import draws, path_chances
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Floats, Trace, context_lengths
 
 CONTEXTS = (  # tokens of text
     (0, 1024, "under 1k"),

@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.judging.hindsight import hindsight_optimum
-from draftgauge.judging.replay import Replay, plain_replay, replay, replay_fixed_all
+from draftgauge.judging.replay import Replay, _best_of, best_fixed_gamma, plain_replay, replay, replay_fixed_all
 from draftgauge.judging.splits import EVERYTHING, Design
-from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns
-from draftgauge.judging.statistics.paired import holm
+from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns, holm
 from draftgauge.judging.verdict import recommend
 from draftgauge.policies.base import Extends, Policy
 from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.registry import NO_DRAFT
-from draftgauge.policies.spec import PolicySpec
+from draftgauge.policies.spec import NO_DRAFT, PolicySpec
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
@@ -214,11 +212,6 @@ def evaluate_design(
     )
 
 
-def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
-    """The shortest of the fastest fixed lengths; 0 where not drafting is best."""
-    return _best_of(replay_fixed_all(trace, costs))
-
-
 def task_masks(trace: Trace) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Every task in order of first appearance with its prompts ``[prompts]``, then all of them as "all". A task of that
     very name, as of a file ``all.jsonl``, has no figures of its own.
@@ -228,7 +221,3 @@ def task_masks(trace: Trace) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         if task != ALL_TASKS:
             yield task, tasks == task
     yield ALL_TASKS, np.ones(len(tasks), np.bool_)
-
-
-def _best_of(fixed: list[Replay]) -> int:
-    return int(np.argmax([outcome.tokens_per_second for outcome in fixed]))

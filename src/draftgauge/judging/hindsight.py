@@ -8,13 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.judging.positions import check_prompt_tokens, context_lengths, draft_caps, draft_room, prompt_of_rows
 from draftgauge.judging.replay import Replay, Walk, mean_of, walked
 from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.sampled import draws
-from draftgauge.traces.trace import Trace, remaining_rows
+from draftgauge.traces.trace import (
+    Trace,
+    check_prompt_tokens,
+    context_lengths,
+    draft_caps,
+    draft_room,
+    prompt_of_rows,
+    remaining_rows,
+)
 
 Ints = NDArray[np.int64]
 
@@ -31,7 +38,7 @@ def hindsight_optimum(trace: Trace, costs: CostCurve, text: bool = False, stored
 
     where ``p' = min(p + accepted + 1, N)`` with ``accepted = min(d, a(p)) + [a(p) >= d] min(b, run(p, d))``
     (:func:`text_runs`). ``q'`` is the backlog that the step leaves. ``d`` goes up to what a live step could draft there
-    (:func:`~draftgauge.judging.positions.draft_caps`), ``d + b`` up to the room under the limit of output tokens.
+    (:func:`~draftgauge.traces.trace.draft_caps`), ``d + b`` up to the room under the limit of output tokens.
     Without ``text`` ``b`` is 0.
 
     On a trace of sampled decoding the outcomes are coins. The result is the mean of the optimum over draws of them,

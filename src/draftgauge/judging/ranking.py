@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.contexts import CONTEXTS
-from draftgauge.judging.evaluate import ALL_TASKS, best_fixed_gamma, task_masks
+from draftgauge.judging.evaluate import ALL_TASKS, task_masks
 from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
-from draftgauge.judging.replay import Replay, can_replay, plain_replay, replay
+from draftgauge.judging.replay import Replay, best_fixed_gamma, can_replay, plain_replay, replay
 from draftgauge.judging.splits import Design, design_of
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import LOOKUP, recommended
-from draftgauge.policies.registry import NO_DRAFT, compared_policies
-from draftgauge.policies.spec import PolicySpec, make_policy
+from draftgauge.policies.spec import NO_DRAFT, PolicySpec, compared_policies, make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, conversations, select
 

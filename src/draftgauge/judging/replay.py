@@ -9,30 +9,43 @@ which estimates what decoding takes on average for these outputs. All policies w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import count, islice, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.judging.asking import prompt_steps
-from draftgauge.judging.positions import (
+from draftgauge.core.signals import NO_SIGNALS, Reads, SignalName
+from draftgauge.judging.speed import Speed
+from draftgauge.policies.base import (
+    DropsLast,
+    Extends,
+    Policy,
+    ReadsText,
+    Signal,
+    SignalArrays,
+    StatelessPolicy,
+    Step,
+    asks_after_each_token,
+    begin,
+    reads_of,
+)
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.sampled import draws
+from draftgauge.traces.trace import (
+    SIGNALS,
+    Trace,
     check_prompt_tokens,
     context_lengths,
     draft_caps,
     prompt_of_rows,
-    signal_arrays,
+    remaining_rows,
     sum_by_prompt,
 )
-from draftgauge.judging.speed import Speed
-from draftgauge.policies.base import DropsLast, Extends, Policy, ReadsText, StatelessPolicy, reads_of
-from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.sampled import draws
-from draftgauge.traces.trace import Trace, remaining_rows
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -215,3 +228,71 @@ def backlogs(prompt: Ints, drafted: Ints, accepted: Ints, costs: CostCurve) -> I
         waiting.append(backlog)
         backlog = after if gamma else min(backlog + taken + 1, most)
     return np.array(waiting, np.int64)
+
+
+def best_fixed_gamma(trace: Trace, costs: CostCurve) -> int:
+    """The shortest of the fastest fixed lengths; 0 where not drafting is best."""
+    return _best_of(replay_fixed_all(trace, costs))
+
+
+def _best_of(fixed: list[Replay]) -> int:
+    return int(np.argmax([outcome.tokens_per_second for outcome in fixed]))
+
+
+def signal_arrays(trace: Trace, reads: Reads) -> SignalArrays:
+    """The signals of all positions, NaN for those that are not read."""
+    unread = np.broadcast_to(np.float32(np.nan), trace.confidence.shape)
+    return SignalArrays(**{name: getattr(trace, name) if name in reads else unread for name in SIGNALS})
+
+
+def prompt_steps(
+    trace: Trace, prompt: int, caps: Ints, policy: Policy, greedy: bool
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Ask a policy token by token, as the live loop does; yields each step's row and its tokens drafted, appended,
+    accepted, dropped.
+
+    Args:
+        caps: ``[P]`` the most tokens that a step can draft.
+        greedy: whether drafting is: a sampled token is never dropped (:class:`DropsLast`).
+    """
+    first, end = trace.offsets[prompt : prompt + 2].tolist()
+    limits, accepts = caps[first:end].tolist(), trace.accepted[first:end].tolist()
+    reads = reads_of(policy)
+    asks, reads_text = asks_after_each_token(reads), SignalName.TEXT in reads
+    arrays = signal_arrays(trace, reads)
+    token = trace.draft_token if reads_text else np.broadcast_to(np.int32(-1), trace.draft_token.shape)
+    fields = (arrays.confidence, arrays.entropy, arrays.margin, token)  # of a signal, after its depth
+    columns = [values[first:end].tolist() for values in fields] if asks else []
+    target_entropy = trace.target_entropy[first:end].tolist()
+    tokens = trace.token[first:end].tolist()
+    extends = policy if isinstance(policy, Extends) else None
+    drops = policy if greedy and isinstance(policy, DropsLast) else None
+    told_last = isinstance(policy, Extends | DropsLast)  # also of the last possible token
+    begin(policy, trace.prompts[prompt].prompt_token)
+    position, length = 0, end - first
+    while position < length:
+        most = max(0, min(policy.limit(), limits[position]))
+        signals: list[Signal] = []
+        shown = zip(count(1), *(values[position] for values in columns), strict=False)
+        for signal in map(Signal._make, islice(shown, most if asks else 0)):
+            signals.append(signal)
+            if (signal.depth < most or told_last) and not policy.keep_drafting(signal):
+                break
+        drafted = len(signals) if asks else most
+        dropped = int(drops is not None and drafted > 0 and drops.drops_last())
+        kept = drafted - dropped
+        accepted, appended = min(kept, accepts[position]), 0
+        room = trace.max_new_tokens - 1 - position - kept
+        if extends is not None and room > 0:
+            looked_up = list(extends.extend(room))[:room]
+            appended = len(looked_up)
+            agreeing = takewhile(
+                lambda pair: pair[0] == pair[1], zip(looked_up, tokens[position + kept :], strict=False)
+            )
+            accepted += len(list(agreeing)) if accepted == kept else 0
+        committed = min(accepted + 1, length - position)
+        entropy = target_entropy[position + committed - 1] if SignalName.TARGET_ENTROPY in reads else float("nan")
+        text = tokens[position : position + committed] if reads_text else ()
+        policy.observe(Step(drafted, accepted, committed, signals, entropy, text, appended, dropped))
+        yield first + position, drafted, appended, accepted, dropped
+        position += committed

@@ -8,9 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.judging.positions import sum_by_prompt
-from draftgauge.judging.statistics.bootstrap import RESAMPLES, Comparison, Interval, bootstrap_p_value, interval_of
-from draftgauge.judging.statistics.paired import Floats, exchange_p_value, ratios
+from draftgauge.judging.statistics.bootstrap import (
+    RESAMPLES,
+    Comparison,
+    Floats,
+    Interval,
+    bootstrap_p_value,
+    exchange_p_value,
+    interval_of,
+    ratios,
+)
+from draftgauge.traces.trace import sum_by_prompt
 
 LEVEL = 0.01  # speeds that differ by less are level
 

@@ -11,8 +11,7 @@ from typing import Any
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES
-from draftgauge.policies.registry import FIXED, NO_DRAFT
-from draftgauge.policies.spec import PolicySpec
+from draftgauge.policies.spec import FIXED, NO_DRAFT, PolicySpec
 
 NOT_DRAFTING = (NO_DRAFT, "plain")
 LOOKUP = "lookup"

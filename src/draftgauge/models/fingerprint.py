@@ -13,12 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from draftgauge.core.cache import cache_folder
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.core.files import atomic_write_text, file_sha256
-from draftgauge.models.engines.gguf_library import is_gguf
-from draftgauge.models.engines.openvino_folder import MODEL, WEIGHTS, is_openvino
-from draftgauge.models.folder import INDEX, model_folder
+from draftgauge.core.files import atomic_write_text, cache_folder, file_sha256
+from draftgauge.models.folder import INDEX, OPENVINO_GRAPH, OPENVINO_WEIGHTS, is_gguf, is_openvino, model_folder
 
 WHOLE = 64 << 20  # bytes above which a file's digest is kept in the cache
 EDGE = 1 << 20  # bytes that the sampled fingerprint takes from either end of a larger file
@@ -68,7 +65,7 @@ def weight_bytes_of(source: str | Path) -> int:
     folder = files_of(source)
     if folder.is_file():
         return folder.stat().st_size
-    names = (WEIGHTS,) if is_openvino(folder) else ("*.safetensors", "*.bin")
+    names = (OPENVINO_WEIGHTS,) if is_openvino(folder) else ("*.safetensors", "*.bin")
     weights = next(filter(None, (list(folder.glob(name)) for name in names)), [])
     return sum(path.stat().st_size for path in weights)
 
@@ -130,7 +127,7 @@ def files_of(source: str | Path) -> Path:
 
 
 def _files(folder: Path, texts: bool, sampled: bool) -> Iterator[tuple[str, int, bytes]]:
-    names = (MODEL, WEIGHTS) if is_openvino(folder) else ("*.safetensors",)
+    names = (OPENVINO_GRAPH, OPENVINO_WEIGHTS) if is_openvino(folder) else ("*.safetensors",)
     weights = [path for name in names for path in sorted(folder.glob(name))]
     if not (folder / "config.json").is_file() or len(weights) < len(names):
         raise ModelError(f"{folder} lacks config.json or safetensors weights: is it the folder of a model?")

@@ -1,17 +1,59 @@
-"""What a model's folder is, checked before transformers reads it, and one translation of all that loading raises."""
+"""Where a model lies and what its files are, checked before they are read; one translation of what loading raises.
+
+The bundled pair is a trained target and two drafts of one vocabulary.
+"""
 
 from __future__ import annotations
 
+import json
+import lzma
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
-
 from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, meant
-from draftgauge.models.reference import REFERENCE, resolve_source
+
+GGUF_SUFFIX = ".gguf"
+OPENVINO_GRAPH, OPENVINO_WEIGHTS = "openvino_model.xml", "openvino_model.bin"
+OPENVINO_IMAGES = "openvino_language_model.xml"  # of a model that sees images, beside its other parts
+REFERENCE = "reference"
+PARTS = ("target", "draft", "draft-small")
+PAIR_FOLDER = Path(__file__).parent / "reference_pair"
+TOOLS_FILE = PAIR_FOLDER / "tools.jsonl"  # prompts of agents and calls of tools, for targets whose template has them
+QUESTIONS_FILE = PAIR_FOLDER / "questions.jsonl.xz"  # for training drafters; no prompt shares a template with them
+SETTING = ":position="  # behind a drafter's folder, the one setting that a source can name
+
+
+def source_setting(source: str | Path) -> tuple[str, str | None]:
+    """A source and its setting, if it names one."""
+    name, given, value = str(source).partition(SETTING)
+    return name, value if given else None
+
+
+def reference_path(part: str = "target", folder: Path = PAIR_FOLDER) -> Path:
+    """Folder of one part of the bundled pair, as ``save_pretrained`` wrote it, tokenizer included."""
+    if part not in PARTS:
+        raise ModelError(f"the reference pair has no part {part!r}: choose one of {', '.join(PARTS)}")
+    path = folder / part
+    if not (path / "model.safetensors").is_file():
+        raise ModelError(f"the bundled {part} is not in {folder}: reinstall draftgauge")
+    return path
+
+
+def bundled_questions() -> list[list[dict[str, str]]]:
+    return [json.loads(line)["messages"] for line in lzma.decompress(QUESTIONS_FILE.read_bytes()).splitlines()]
+
+
+def resolve_source(source: str | Path) -> str | Path:
+    """A source with the bundled pair's names, ``reference`` (the target) or ``reference/<part>``, as folders; without a
+    setting.
+    """
+    source = source_setting(source)[0] if SETTING in str(source) else source
+    name, _, part = str(source).partition("/")
+    return reference_path(part or "target") if name == REFERENCE and isinstance(source, str) else source
+
 
 WORDS = (REFERENCE, "lookup")  # where the name of a model may stand
 INDEX = "model.safetensors.index.json"
@@ -94,6 +136,8 @@ def is_drafter_checkpoint(config: Mapping[str, Any]) -> bool:
 
 def check_index(source: str | Path) -> None:
     """Refuse an index that names anything but safetensors of its folder: to read pickled weights can run code."""
+    from transformers.utils import cached_file  # not above: what runs no model asks for names alone
+
     found = cached_file(
         str(source),
         INDEX,
@@ -175,3 +219,14 @@ def _advice(error: Exception) -> str:
     return (
         f"transformers cannot read its files, which are damaged or of another version ({type(error).__name__}: {text})"
     )
+
+
+def is_gguf(source: str | Path) -> bool:
+    return str(source).endswith(GGUF_SUFFIX)
+
+
+def is_openvino(source: str | Path) -> bool:
+    """Whether a folder holds an exported model, or a part of one, and no weights of transformers."""
+    folder = Path(source)
+    names = (OPENVINO_GRAPH, OPENVINO_WEIGHTS, OPENVINO_IMAGES)
+    return any((folder / name).is_file() for name in names) and not any(folder.glob("*.safetensors"))

@@ -25,20 +25,17 @@ from draftgauge.models.compression import (
     method_of,
     quantization_config,
 )
-from draftgauge.models.device import choose_device
+from draftgauge.models.device import choose_device, release_freed
 from draftgauge.models.engines.gguf import GGUF_ENGINES, GgufModel
-from draftgauge.models.engines.gguf_library import INSTALL, is_gguf
+from draftgauge.models.engines.gguf_library import INSTALL
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.lean_families import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.engines.modules import ModulesModel, holds_states, rollback_cache
 from draftgauge.models.engines.openvino import OPENVINO_ENGINES, OpenvinoModel
-from draftgauge.models.engines.openvino_folder import is_openvino
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
-from draftgauge.models.folder import check_index, check_types, explained, model_folder
-from draftgauge.models.mapped import release_freed
-from draftgauge.models.spec import read_configuration
-from draftgauge.models.transformers_calls import no_bars
+from draftgauge.models.folder import check_index, check_types, explained, is_gguf, is_openvino, model_folder
+from draftgauge.models.spec import no_bars, read_configuration
 from draftgauge.models.weight_only import quantise
 
 OWN_ENGINES = ("lean", "static", "modules")

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.reference import reference_path
+from draftgauge.models.folder import reference_path
 
 SHOWN = 5
 

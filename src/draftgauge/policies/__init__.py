@@ -6,8 +6,7 @@ from pkgutil import iter_modules
 from draftgauge.core.extensions import import_others
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step
-from draftgauge.policies.registry import POLICIES, register_policy
-from draftgauge.policies.spec import PolicySpec, make_policy
+from draftgauge.policies.spec import POLICIES, PolicySpec, make_policy, register_policy
 
 for _module in iter_modules(__path__):  # every file registers its policy
     import_module(f"{__name__}.{_module.name}")

@@ -1,7 +1,7 @@
 """Policies in a batch whose requests take every step together, one policy a slot.
 
 The batch drafts by depth: at each one some of the requests draft a token in one pass. The same objects run live
-(:mod:`draftgauge.decoding.batched`) and in replay (:mod:`draftgauge.judging.batched`); one that verifies a part of a
+(:mod:`draftgauge.decoding.batched`) and in replay (:mod:`draftgauge.judging.batch_rows`); one that verifies a part of a
 draft (:class:`WholeBatch`) in replay alone.
 """
 

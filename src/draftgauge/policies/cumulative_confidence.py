@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, first_stop
-from draftgauge.policies.checks import check_threshold
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, check_threshold, first_stop
+from draftgauge.policies.spec import register_policy
 
 
 class CumulativeConfidence(PolicyBase):

@@ -13,9 +13,8 @@ import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Step
-from draftgauge.policies.checks import check_share, check_tokens
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.base import Policy, PolicyBase, Step, check_share, check_tokens
+from draftgauge.policies.spec import register_policy
 from draftgauge.policies.stored_texts import StoredTexts
 
 _BETWEEN = -1  # stands between texts, and is no token

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS, Reads
 from draftgauge.policies.base import Policy, PolicyBase, SignalArrays
-from draftgauge.policies.registry import NO_DRAFT, register_policy
+from draftgauge.policies.spec import NO_DRAFT, register_policy
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, SignalArrays, Step, first_stop
-from draftgauge.policies.checks import check_threshold, check_tokens
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.base import (
+    Policy,
+    PolicyBase,
+    Signal,
+    SignalArrays,
+    Step,
+    check_threshold,
+    check_tokens,
+    first_stop,
+)
+from draftgauge.policies.spec import register_policy
 
 _MIN_SAMPLES = 6
 _COST_OF_MISSING = 3.0  # of a match that was not drafted, in units of a drafted token that does not match

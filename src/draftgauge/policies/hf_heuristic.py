@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import Policy, PolicyBase, Step
-from draftgauge.policies.checks import check_tokens
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.base import Policy, PolicyBase, Step, check_tokens
+from draftgauge.policies.spec import register_policy
 
 
 class HuggingFaceHeuristic(PolicyBase):

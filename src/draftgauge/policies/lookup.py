@@ -10,11 +10,9 @@ from collections.abc import Sequence
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, PolicyBase, Signal, Step
-from draftgauge.policies.checks import check_tokens
+from draftgauge.policies.base import Policy, PolicyBase, Signal, Step, check_tokens
 from draftgauge.policies.ngrams import LEAST, LONGEST, MOST_MATCHED, NgramIndex
-from draftgauge.policies.registry import register_policy
-from draftgauge.policies.spec import make_policy
+from draftgauge.policies.spec import make_policy, register_policy
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftgauge.core.signals import NO_SIGNALS, Reads
-from draftgauge.policies.base import Policy, PolicyBase, Signal, Step
-from draftgauge.policies.checks import check_lengths, check_share, check_tokens
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.base import Policy, PolicyBase, Signal, Step, check_lengths, check_share, check_tokens
+from draftgauge.policies.spec import register_policy
 
 
 @dataclass(frozen=True)

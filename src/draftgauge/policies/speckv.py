@@ -15,7 +15,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Step
 from draftgauge.policies.fitted import bundled_policy, register_fitted
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.spec import register_policy
 from draftgauge.traces.costs import CostCurve
 
 NAME = "speckv"

@@ -10,9 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import NATS_PER_BIT, Policy, PolicyBase, Signal, SignalArrays, first_stop
-from draftgauge.policies.checks import check_positive, check_tokens
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.base import (
+    NATS_PER_BIT,
+    Policy,
+    PolicyBase,
+    Signal,
+    SignalArrays,
+    check_positive,
+    check_tokens,
+    first_stop,
+)
+from draftgauge.policies.spec import register_policy
 
 
 @dataclass(frozen=True)

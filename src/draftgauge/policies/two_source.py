@@ -38,14 +38,12 @@ import numpy as np
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, Signal, sigmoid
-from draftgauge.policies.checks import check_positive, check_shares, require_costs
+from draftgauge.policies.base import Policy, Signal, check_positive, check_shares, require_costs, sigmoid
 from draftgauge.policies.fitted import bundled_policy, register_fitted, to_depth
 from draftgauge.policies.lookup import FollowsText
 from draftgauge.policies.ngrams import MOST_MATCHED, Match, NgramIndex
-from draftgauge.policies.pricing import Prices
-from draftgauge.policies.registry import register_policy
-from draftgauge.policies.stopping import LEAST, MOST
+from draftgauge.policies.spec import register_policy
+from draftgauge.policies.stopping import LEAST, MOST, Prices
 from draftgauge.policies.stored_texts import StoredTexts
 from draftgauge.traces.costs import CostCurve
 

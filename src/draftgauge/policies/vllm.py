@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import LEAST_PROBABILITY, Policy, PolicyBase, Signal, Step, seconds_by_length, sigmoid
-from draftgauge.policies.checks import check_tokens
-from draftgauge.policies.registry import register_policy
+from draftgauge.policies.base import (
+    LEAST_PROBABILITY,
+    Policy,
+    PolicyBase,
+    Signal,
+    Step,
+    check_tokens,
+    seconds_by_length,
+    sigmoid,
+)
+from draftgauge.policies.spec import register_policy
 from draftgauge.traces.costs import CostCurve
 
 _RIDGE = 1e-3

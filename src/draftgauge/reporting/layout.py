@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
 from draftgauge.core.provenance import command_line, timestamp
-from draftgauge.core.templates import environment
 from draftgauge.reporting import style
 
 KIT = "draftgauge.reporting"
@@ -92,3 +93,14 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
     return "" if value is None else str(value)
+
+
+def environment(*packages: str, autoescape: bool = True) -> Environment:
+    """Templates of some packages, the first one that has a name winning; an undefined value is an error."""
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

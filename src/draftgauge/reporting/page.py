@@ -11,14 +11,14 @@ import numpy as np
 from markupsafe import Markup
 
 from draftgauge.core.errors import TraceError
-from draftgauge.core.printable import speed
+from draftgauge.core.table import speed
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.batch_rows import batch_rows, shown_rows
 from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, BOUNDS
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.policies.fitted import FITTED_SUFFIX
-from draftgauge.policies.registry import FIXED, NO_DRAFT
+from draftgauge.policies.spec import FIXED, NO_DRAFT
 from draftgauge.reporting.charts import PANEL, SMALL_PANEL, Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import (
     Columns,

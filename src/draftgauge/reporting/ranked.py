@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.printable import speed
+from draftgauge.core.table import speed
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.reporting.charts import Axes, Line, interval_chart, line_chart
 from draftgauge.reporting.layout import Columns, decimals, ends, table_of

@@ -17,7 +17,7 @@ from draftgauge.judging.splits import Design
 from draftgauge.judging.verdict import Verdict, verdict_of
 from draftgauge.policies import PolicySpec
 from draftgauge.policies.base import Policy
-from draftgauge.policies.registry import NO_DRAFT
+from draftgauge.policies.spec import NO_DRAFT
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.run import Run

@@ -16,19 +16,17 @@ from scipy.optimize import brentq
 
 from draftgauge.judging.batch_rows import batch_rows
 from draftgauge.judging.fitting.two_source import FITTED
-from draftgauge.judging.positions import context_lengths, sum_by_prompt
 from draftgauge.judging.replay import Replay, plain_replay, replay, replay_fixed_all, replay_lengths
 from draftgauge.judging.splits import EVERYTHING, Design
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns
 from draftgauge.judging.verdict import LOOKUP as RULE
 from draftgauge.judging.verdict import Verdict, recommend, verdict_of
-from draftgauge.policies.registry import FIXED
-from draftgauge.policies.spec import make_policy
+from draftgauge.policies.spec import FIXED, make_policy
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.serving.counters import SpeculationCounts
 from draftgauge.serving.engines import ENGINES, LOOKUP, P_MIN, PLAIN, Deployment, Engine, p_min_of, setting_length
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace, conversations
+from draftgauge.traces.trace import Trace, context_lengths, conversations, sum_by_prompt
 
 Floats = NDArray[np.float64]
 FITTED_FILE = f"{TWO_SOURCE}.json"

@@ -17,10 +17,11 @@ from draftgauge.serving.exchange import count
 
 @dataclass(frozen=True)
 class How:
-    """How tokens are chosen, and of how many the log-probabilities are asked for at each position."""
+    """How tokens are chosen, of how many the log-probabilities are asked for, and whether end tokens do not end it."""
 
     temperature: float = 0.0
     likeliest: int = 0
+    to_the_end: bool = False
 
 
 GREEDY = How()
@@ -81,7 +82,7 @@ def _llama(url: str, prompt: list[int], max_new_tokens: int, how: How) -> Comple
     body = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": how.temperature, "cache_prompt": False}
     if how.temperature:  # the server cuts to the 40 likeliest of 95% by itself
         body |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    body |= {"n_probs": how.likeliest} if how.likeliest else {}
+    body |= ({"n_probs": how.likeliest} if how.likeliest else {}) | ({"ignore_eos": True} if how.to_the_end else {})
     answer = fetch_json(url, "/completion", body | {"return_tokens": True}, COMPLETION_SECONDS)
     timings = answer["timings"]
     predicted, accepted = count(timings["predicted_n"]), count(timings.get("draft_n_accepted", 0))
@@ -109,6 +110,7 @@ def _vllm(url: str, prompt: list[int], max_new_tokens: int, how: How) -> Complet
     if how.temperature:  # else the model's own generation_config.json may cut
         body |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     body |= {"logprobs": how.likeliest, "return_tokens_as_token_ids": True} if how.likeliest else {}
+    body |= {"ignore_eos": True} if how.to_the_end else {}
     started = time.perf_counter()
     answer = fetch_json(url, "/v1/completions", body, COMPLETION_SECONDS)
     passed = time.perf_counter() - started

@@ -14,8 +14,7 @@ from typing import Any
 from draftgauge.core.compressions import COMPRESSED_BEFORE
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.policies.ngrams import LEAST, LONGEST
-from draftgauge.policies.registry import FIXED, compared_policies
-from draftgauge.policies.spec import PolicySpec
+from draftgauge.policies.spec import FIXED, PolicySpec, compared_policies
 from draftgauge.traces.engine_costs import LOOPS
 from draftgauge.traces.manifest import Manifest
 
@@ -176,15 +175,16 @@ def _transformers(setting: str, deployment: Deployment) -> str:
 
 
 def _gguf(setting: str, deployment: Deployment) -> str:
-    target, options = _gguf_or(deployment.target, "TARGET"), deployment.options
-    draft = deployment.draft if target == deployment.target else _gguf_or(deployment.draft, "DRAFT")
+    target, options = gguf_or(deployment.target, "TARGET"), deployment.options
+    draft = deployment.draft if target == deployment.target else gguf_or(deployment.draft, "DRAFT")
     if "--compression" in options:  # of the recorded target; a GGUF file is quantised as it is
         at = options.index("--compression")
         options = (*options[:at], *options[at + 2 :])
     return _draftgauge(setting, replace(deployment, target=target, draft=draft, options=options))
 
 
-def _gguf_or(source: str, name: str) -> str:
+def gguf_or(source: str, name: str) -> str:
+    """A GGUF file, or a name in place of a model that is none yet."""
     return source if source.endswith(GGUF) else f"{name}{GGUF}"
 
 
@@ -205,8 +205,8 @@ def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
 
 def _llama_server(setting: str, deployment: Deployment) -> str:
     options = _llama_settings(setting, deployment)
-    words = [] if deployment.drafter is None else ["llama-server", "--model", _gguf_or(deployment.target, "TARGET")]
-    convert, draft = "", _gguf_or(deployment.draft, "DRAFT")
+    words = [] if deployment.drafter is None else ["llama-server", "--model", gguf_or(deployment.target, "TARGET")]
+    convert, draft = "", gguf_or(deployment.draft, "DRAFT")
     if options and deployment.drafter not in (None, LOOKUP, MTP):
         words += ["--spec-draft-model", draft]
         if deployment.drafter != LANGUAGE_MODEL and draft != deployment.draft:

@@ -17,11 +17,10 @@ import numpy as np
 from draftgauge.core.artefacts import parse_json, parse_json_lines, read_text
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.evaluate import task_masks
-from draftgauge.judging.positions import prompt_of_rows
 from draftgauge.judging.replay import replay_lengths
 from draftgauge.serving.engines import ENGINES
 from draftgauge.traces.sampled import draws, path_chances
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, prompt_of_rows
 
 FORMAT, VERSION = "draftgauge acceptance", 1
 MARK = "spec_decode_acceptance"  # of aiperf's records

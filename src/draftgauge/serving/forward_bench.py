@@ -23,6 +23,7 @@ from draftgauge.traces.context_law import fit_law
 from draftgauge.traces.engine_costs import EngineCosts
 
 AGAIN = "give what `vllm bench forward --output-json` of vLLM 0.33 wrote"
+CONTEXTS = (256, 2048, 8192)  # where none are asked for
 SHORTEST, LONGEST = 1e-6, 3600.0  # seconds of a forward pass: beyond, the times are in another unit
 
 

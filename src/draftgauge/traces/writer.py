@@ -14,7 +14,7 @@ from typing import Self
 
 from draftgauge.core.errors import TraceError, warn
 from draftgauge.core.files import append_lines, atomic_write_bytes, remove_temporaries, require_writable
-from draftgauge.core.locks import only_writer
+from draftgauge.core.process import only_writer
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.shards import DamagedFileError, next_shard, read_shard, shard_paths, write_shard
 from draftgauge.traces.trace import PromptRecord

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +96,10 @@ class DrafterNet(ABC):
         shape = {"hidden_size": decoder.hidden_size, "num_attention_heads": decoder.heads, "head_dim": decoder.head_dim}
         with explained("the drafter's rotary embedding"):
             self._tables = RotaryTables(LlamaRotaryEmbedding(LlamaConfig(**shape, **decoder.rope)))
+
+    def with_layout(self, layout: Layout) -> Self:
+        """The same weights with other settings."""
+        return type(self)(layout, self.weights, self._embed, self._head, self.d2t)
 
     def begin(self) -> AnchorCache:
         decoder = self.layout.decoder

@@ -29,7 +29,7 @@ from draftgauge.drafters.formats.settings import Settings
 from draftgauge.drafters.reuse.blockwise import block_attention
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.rotary import Tables, window
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.folder import resolve_source
 
 SPECULATORS_VERSION = "0.9.0"  # whose configuration this is
 _RENAMED = {"context_norm.weight": "hidden_norm.weight", "norm.weight": "norm.weight"}

@@ -17,8 +17,15 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import ModelError
 from draftgauge.core.files import file_sha256
 from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import INDEX, check_index, check_pointers, explained, is_drafter_checkpoint, read_settings
-from draftgauge.models.reference import resolve_source
+from draftgauge.models.folder import (
+    INDEX,
+    check_index,
+    check_pointers,
+    explained,
+    is_drafter_checkpoint,
+    read_settings,
+    resolve_source,
+)
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 MASK = "mask_embedding.pt"  # what DFlash checkpoints put in place of the target's embedding of the mask

@@ -160,3 +160,16 @@ class Settings(NamedTuple):
         if (scaling := said.get("type")) in LENGTH_DEPENDENT_ROPE:
             self.refuse(f"rotary embeddings that change with the text ({scaling}) are not run here")
         return rope
+
+
+def rope_base(config: Mapping[str, Any]) -> float | None:
+    """The base of a rotary embedding, in either place of a configuration; None where there is not one."""
+    return config.get("rope_theta", (config.get("rope_parameters") or {}).get("rope_theta"))
+
+
+def with_rope_base(rope: Mapping[str, Any], base: float) -> dict[str, Any]:
+    """The settings of :meth:`Settings.rotary` with another base."""
+    named = {**rope, "rope_theta": base}
+    if "rope_parameters" in rope:
+        named["rope_parameters"] = {**rope["rope_parameters"], "rope_theta": base}
+    return named

@@ -1,4 +1,4 @@
-"""Logistic regressions of acceptance."""
+"""Logistic regressions of acceptance, and the stopping rule that is fitted by one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import TraceError
-from draftgauge.judging.positions import draft_caps
-from draftgauge.traces.trace import Trace
+from draftgauge.judging.splits import keys_of
+from draftgauge.policies.fitted import FittedPolicy
+from draftgauge.policies.stopping import SIGNALS, STOPPING, StoppingNumbers, logit
+from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.trace import Trace, draft_caps
 
 Floats = NDArray[np.float64]
 
@@ -57,3 +61,23 @@ def common_gamma_max(traces: Sequence[Trace]) -> int:
     if len(widths) != 1:
         raise TraceError(f"fit on traces of one gamma_max, not of {sorted(widths) or 'none'}")
     return widths.pop()
+
+
+def fit_stopping(traces: Sequence[Trace], costs: Sequence[CostCurve], seed: int = 0) -> FittedPolicy:
+    """Calibrate the drafter's confidence on some traces.
+
+    Every drafted token that was judged, that is, all up to the first rejected one of each position, is an example.
+
+    Args:
+        traces: dense, of the prompts to fit on, one for each pair or compression; of one ``gamma_max``.
+        costs: not needed, as the numbers hold at any; every fit is given them.
+    """
+    gamma_max = common_gamma_max(traces)
+    logits, accepted = [], []
+    for trace in traces:
+        judged = judged_tokens(trace)
+        logits.append(logit(trace.confidence[judged].astype(np.float64)))
+        accepted.append((np.arange(1, gamma_max + 1) <= trace.accepted[:, None])[judged])
+    weights, constant = fit_logistic(np.concatenate(logits)[:, None], np.concatenate(accepted))
+    numbers = StoppingNumbers(round(constant, DIGITS), round(float(weights[0]), DIGITS), accepted_by_depth(traces))
+    return FittedPolicy(STOPPING, gamma_max, SIGNALS, to_mapping(numbers), trained_on=keys_of(traces))

@@ -10,13 +10,12 @@ from sklearn.neural_network import MLPRegressor
 
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.fitting.logistic import common_gamma_max
-from draftgauge.judging.positions import draft_caps
 from draftgauge.judging.replay import replay_lengths
 from draftgauge.judging.splits import keys_of
 from draftgauge.policies.fitted import FittedPolicy
 from draftgauge.policies.speckv import CANDIDATES, FEATURES, NAME, code_of
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, draft_caps
 
 UNITS = 16
 ITERATIONS = 500

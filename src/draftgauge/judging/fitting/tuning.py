@@ -1,7 +1,7 @@
 """Policies with their own parameters tuned: the point of each policy's grid that is fastest on training prompts.
 
 A fitted policy must not be compared with rivals at defaults that their authors chose for other pairs. So the training
-prompts are replayed at every point of each policy's grid (:func:`~draftgauge.policies.registry.register_policy`), for
+prompts are replayed at every point of each policy's grid (:func:`~draftgauge.policies.spec.register_policy`), for
 one cost curve. The fastest point is compared.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from draftgauge.judging.evaluate import Rivals
 from draftgauge.judging.replay import can_replay, replay
-from draftgauge.policies.registry import grid_specs, tunable_policies
-from draftgauge.policies.spec import PolicySpec, make_policy
+from draftgauge.policies.spec import PolicySpec, grid_specs, make_policy, tunable_policies
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
 

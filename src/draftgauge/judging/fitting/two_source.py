@@ -13,7 +13,6 @@ from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import TraceError
 from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.fitting.logistic import DIGITS, accepted_by_depth, common_gamma_max, fit_logistic
-from draftgauge.judging.positions import check_prompt_tokens, draft_caps
 from draftgauge.judging.replay import Replay, replay, replay_each
 from draftgauge.judging.splits import MIN_PROMPTS, Design, keys_of
 from draftgauge.policies.base import Policy
@@ -22,7 +21,7 @@ from draftgauge.policies.ngrams import MOST_MATCHED, NgramIndex
 from draftgauge.policies.stopping import logit
 from draftgauge.policies.two_source import SIGNALS, TWO_SOURCE, LookupNumbers, TwoSource, TwoSourceNumbers, lookup_terms
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.trace import Trace, conversations, select
+from draftgauge.traces.trace import Trace, check_prompt_tokens, conversations, draft_caps, select
 
 Floats = NDArray[np.float64]
 

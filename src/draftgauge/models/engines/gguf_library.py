@@ -21,10 +21,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import MissingLibraryError, ModelError, warn
-from draftgauge.core.load import BUSY, machine_load
+from draftgauge.core.process import BUSY, machine_load
 from draftgauge.models.vocabulary import difference
 
-GGUF_SUFFIX = ".gguf"
 INSTALL = "pip install 'draftgauge[gguf]'"
 _ERROR_LEVEL = 4
 _VALUE_BYTES = 256
@@ -40,10 +39,6 @@ _SPINS = "20000"
 _Q8_0 = "7"  # of general.file_type
 _last_error = ""
 _log_callback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
-
-
-def is_gguf(source: str | Path) -> bool:
-    return str(source).endswith(GGUF_SUFFIX)
 
 
 def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:

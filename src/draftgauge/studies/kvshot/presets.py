@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.models.reference import PAIR_FOLDER, REFERENCE
+from draftgauge.models.folder import PAIR_FOLDER, REFERENCE
 from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_WIDTH, FEATURES_NAME, HEADS, Evaluation, Study, Tuning, Variant
 from draftgauge.training.reuse.request import SELF, TrainingSpec
 

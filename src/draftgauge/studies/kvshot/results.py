@@ -10,9 +10,8 @@ import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
-from draftgauge.judging.statistics.bootstrap import Interval, columns
+from draftgauge.judging.statistics.bootstrap import Interval, columns, ratio_interval
 from draftgauge.judging.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
-from draftgauge.judging.statistics.paired import ratio_interval
 from draftgauge.studies.kvshot.cells import DRAFTER_FOLDER, HEADS, RECIPES, RESULT_NAME, Cell, Variant, read_kept
 from draftgauge.studies.kvshot.curve import Curve, Point, at_equal_seconds, curve_rows, gradient_rows
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN

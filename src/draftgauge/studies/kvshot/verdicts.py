@@ -7,7 +7,7 @@ trained ``hidden`` and ``kv`` so.
 Agreement is taken over *all* output positions. Acceptance given earlier acceptance compares different positions for
 every drafter, and a drafter that rarely drafts deep does so where the text is easy.
 
-Seeds and prompts are crossed random effects (:mod:`draftgauge.judging.statistics.effects`); p-values are two-sided and
+Seeds and prompts are crossed random effects (:mod:`draftgauge.studies.kvshot.verdicts`); p-values are two-sided and
 Holm-corrected for all tests. A prediction is *supported* (its difference positive) or *contradicted* (negative) at a
 corrected p below 0.05 with an interval that excludes 0. Otherwise it is *undecided*, as with fewer than five seeds, an
 untrained drafter, or one not shown to beat the control that reads nothing.
@@ -21,13 +21,70 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
 
-from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.bootstrap import CONFIDENCE, all_signs, columns, holm
 from draftgauge.judging.statistics.crossed import Counts, Floats
-from draftgauge.judging.statistics.effects import EffectTest, crossed_effects
-from draftgauge.judging.statistics.paired import holm
 from draftgauge.studies.kvshot.cells import Variant
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, KV, KV_DEEP, at_equal_width
+
+MOST_FLIPPED = 16  # seeds whose signs are all enumerated
+
+
+class EffectTest(NamedTuple):
+    """A mean difference over seeds and prompts with its 95% interval, and two two-sided p-values of there being none.
+
+    Attributes:
+        p_value: seeds and prompts as crossed random effects.
+        p_seeds: from flipping the signs of the seeds' means; at least ``2 / 2**seeds``.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    p_value: float
+    p_seeds: float
+    seeds: int
+
+
+def crossed_effects(differences: ArrayLike) -> EffectTest:
+    """Test that the mean of differences is 0.
+
+    Args:
+        differences: ``[seeds, prompts]``.
+
+    Returns:
+        NaN for interval and p-values where there are fewer than two seeds or prompts: how much they vary is unknown.
+    """
+    d = np.asarray(differences, np.float64)
+    seeds, prompts = d.shape
+    mean = float(d.mean())
+    if seeds < 2 or prompts < 2:
+        return EffectTest(mean, float("nan"), float("nan"), float("nan"), float("nan"), seeds)
+    by_seed, by_prompt = d.mean(1), d.mean(0)
+    rest = d - by_seed[:, None] - by_prompt + mean
+    squares = np.array([prompts * by_seed.var(ddof=1), seeds * by_prompt.var(ddof=1), 0.0])
+    freedom = np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
+    squares[2] = (rest**2).sum() / freedom[2]
+    # Never below what either effect alone makes it: an estimated component may come out negative.
+    total = max(squares[0] + squares[1] - squares[2], squares[0], squares[1])
+    p_seeds = sign_flip(by_seed)
+    if total <= 0:
+        return EffectTest(mean, mean, mean, 1.0 if mean == 0 else 0.0, p_seeds, seeds)
+    degrees = max(1.0, total**2 / float((squares**2 / freedom).sum()))
+    error = (total / (seeds * prompts)) ** 0.5
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees)) * error
+    return EffectTest(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, degrees)), p_seeds, seeds)
+
+
+def sign_flip(values: ArrayLike) -> float:
+    """Two-sided p-value that the mean of values is 0, by flipping their signs in all ways (Fisher 1935); exact."""
+    x = np.asarray(values, np.float64)
+    assert 0 < len(x) <= MOST_FLIPPED
+    flipped = np.abs(all_signs(len(x)) @ x)
+    return float((flipped >= abs(x.sum()) - 1e-12 * np.abs(x).sum()).mean())
+
 
 LEVEL = 0.05
 DECISIVE_SEEDS = 5  # fewer decide nothing: two that happen to agree would make any difference certain

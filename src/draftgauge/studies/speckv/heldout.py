@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.judging.statistics.bootstrap import LEVEL, RESAMPLES, draw_counts
+from draftgauge.judging.statistics.bootstrap import CONFIDENCE, RESAMPLES, draw_counts
 from draftgauge.studies.speckv import predictors
 from draftgauge.studies.speckv.records import GAMMAS, Floats, Ints, Records, Rows
 
@@ -80,5 +80,5 @@ def correlation_interval(x: Floats, y: Floats, prompt: Ints, prompts: int) -> tu
     n, sx, sy, sxx, syy, sxy = moments @ draw_counts(prompts, RESAMPLES).T
     with np.errstate(invalid="ignore", divide="ignore"):
         values = (n * sxy - sx * sy) / np.sqrt((n * sxx - sx**2) * (n * syy - sy**2))
-    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.nanquantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)

@@ -25,7 +25,7 @@ from draftgauge.core.artefacts import Artefact
 from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing, remove_temporaries, replacing, require_writable
-from draftgauge.core.locks import alone
+from draftgauge.core.process import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.models.spec import head_dim, key_heads
 from draftgauge.models.taps import Features, TapPlan, batch_features, nowhere
