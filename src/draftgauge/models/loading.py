@@ -233,7 +233,13 @@ def wrap(model: PreTrainedModel, engine: str = "auto", owned: bool = False) -> C
             warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
     if engine in ("lean", "static"):
         return (StaticModel if engine == "static" else LeanModel)(model, owned)
-    return (RecurrentModel if any(map(holds_states, rollback_cache(model).layers)) else ModulesModel)(model)
+    try:
+        return (RecurrentModel if any(map(holds_states, rollback_cache(model).layers)) else ModulesModel)(model)
+    except (AttributeError, NotImplementedError) as error:  # no count of layers, or no table of tokens
+        raise ModelError(
+            f"this {model.config.model_type} model is not a decoder that takes in tokens layer by layer "
+            f"({' '.join(str(error).split())[:200]}): choose a decoder-only language model"
+        ) from error
 
 
 def engine_at(engine: str, known: str, compression: str, device: torch.device) -> str:

@@ -81,9 +81,14 @@ def key_heads(config: PreTrainedConfig, layer: int = -1) -> int:
 
 def cached_numbers(config: PreTrainedConfig) -> int:
     """How many numbers the keys and values of one token are, over all layers; MLA caches a latent and a rotary key."""
-    if latent := getattr(config, "kv_lora_rank", None):
-        return int(config.num_hidden_layers * (latent + config.qk_rope_head_dim))
-    return sum(2 * key_heads(config, layer) * head_dim(config, layer) for layer in range(config.num_hidden_layers))
+    numbers = 0
+    for layer in range(config.num_hidden_layers):
+        own = layer_config(config, layer)
+        if latent := getattr(own, "kv_lora_rank", None):
+            numbers += latent + own.qk_rope_head_dim
+        else:
+            numbers += 2 * key_heads(config, layer) * head_dim(config, layer)
+    return numbers
 
 
 def rope_kinds(config: PreTrainedConfig) -> list[dict[str, Any]]:
