@@ -13,14 +13,13 @@ from transformers import PreTrainedModel
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
-from draftgauge.drafters.base import Draft
+from draftgauge.drafters.base import Draft, Drafting
 from draftgauge.drafters.dense import draft_everywhere, draft_position_by_position
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import INJECTIONS, reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import attach_taps, batch_features

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftgauge.api.bench import bench
-from draftgauge.api.deployed import checkpoint_format
 from draftgauge.api.diagnose import diagnose
 from draftgauge.api.evaluate import evaluate
 from draftgauge.api.export import export
@@ -20,15 +19,16 @@ from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
 from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource, drafting_net
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
+from draftgauge.pair.deployed import checkpoint_format
 from draftgauge.serving.engines import engine_of
 from draftgauge.traces.run import Run
 from draftgauge.training.reuse.request import TrainingSpec

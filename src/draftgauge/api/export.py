@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from draftgauge.api.requests import ExportRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import remove_temporaries
+from draftgauge.core.verb import verb
 from draftgauge.drafters.formats import dflash, eagle3
 from draftgauge.drafters.formats.writing import ORIGIN, write_checkpoint
 from draftgauge.drafters.mtp import writing as mtp
 from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
 from draftgauge.models.folder import resolve_source
+from draftgauge.requests import ExportRequest
 
 
 @verb(ExportRequest)

@@ -16,12 +16,11 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.alpha import Ints, agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
-from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, device_of, record_passes
+from draftgauge.drafters.base import Draft, Drafter, Drafting, DraftsUnread, UnreadDraft, device_of, record_passes
 from draftgauge.drafters.mtp.live import drafter_of
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
-from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import seconds
 from draftgauge.models.taps import attach_taps

@@ -18,7 +18,7 @@ from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import explained
 from draftgauge.models.hidden import decoder_layers, final_norm, text_decoder
-from draftgauge.models.transformers_calls import no_bars, no_hints
+from draftgauge.models.spec import no_bars, no_hints
 
 
 def build_mtp(source: str | Path, target: CachedModel) -> MtpNet:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import file_sha256
+from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.drafters.mtp.building import build_mtp
 from draftgauge.drafters.mtp.files import MARK, headers, is_extracted
@@ -15,7 +16,6 @@ from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.persistence import is_mtp_head, load_drafter, read_description
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import Taps

@@ -14,7 +14,16 @@ from torch import Generator, Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, Places
-from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
+from draftgauge.drafters.base import (
+    Draft,
+    Drafting,
+    DraftSource,
+    KeepDrafting,
+    LoadOptions,
+    Source,
+    UnreadDraft,
+    register_drafter,
+)
 from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
@@ -28,7 +37,6 @@ from draftgauge.drafters.reuse.persistence import (
     read_description,
 )
 from draftgauge.drafters.reuse.rotary import Tables, window
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.graphs import Recorded, graph_pool

@@ -6,13 +6,13 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from draftgauge.api.runs import Run
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.folder import REFERENCE, resolve_source
 from draftgauge.serving.engines import DFLASH, EAGLE3, MTP, Deployment, Engine, deployment_of
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Run
 
 REUSE, CHECKPOINT = "reuse", "checkpoint"
 DESCRIPTION = "drafter.json"  # beside the weights that `draftgauge train` writes

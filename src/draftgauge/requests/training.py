@@ -6,11 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftgauge.api.requests.parts import OutputSpec, PromptSpec, TargetLoadSpec, check_each_once
 from draftgauge.core.compressions import current_compression
+from draftgauge.core.config import option
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import DeviceSpec, TeacherSpec, WorkersSpec, at_least_one
-from draftgauge.core.settings import option
+from draftgauge.core.parts import (
+    DeviceSpec,
+    OutputSpec,
+    PromptSpec,
+    TargetLoadSpec,
+    TeacherSpec,
+    WorkersSpec,
+    at_least_one,
+    check_each_once,
+)
 from draftgauge.training.reuse.request import TrainingSpec
 
 
