@@ -290,8 +290,10 @@ class CostsRequest:
     def __post_init__(self) -> None:
         _check_batches(self.batches)
         positive(self, "served")
+        if not self.batches:
+            raise DraftgaugeError("--batches must name a number of requests, e.g. 1,4,16")
         if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths:
-            raise DraftgaugeError("lengths and contexts are numbers of tokens, at least one of 1 or more")
+            raise DraftgaugeError("--lengths and --contexts are numbers of tokens, at least one of 1 or more")
         if self.start and self.out is None:
             raise DraftgaugeError("name the file of costs to write with --out")
 
