@@ -23,10 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftgauge.core.provenance import write_measurement
+from draftgauge.drafters.base import Drafting
 from draftgauge.drafters.mtp.live import drafter_of
 from draftgauge.drafters.reuse.building import count_parameters, new_net
 from draftgauge.drafters.reuse.config import reuse_config
-from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import attach_taps
