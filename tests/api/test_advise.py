@@ -243,7 +243,6 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
         with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
             provisional.refuse_costs(engine_of(engine), Run(tmp_path), run / "costs.json")
-
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None
     monkeypatch.setattr("draftgauge.pair.deployed.recorded_with", lambda _: words)
