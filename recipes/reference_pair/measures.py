@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftgauge.models.base import CachedModel
 from draftgauge.models.hidden import watching
-from draftgauge.traces.repetition import grams_of
+from draftgauge.traces.repetition import LENGTH
 from recipes.reference_pair.tasks import chat, code, summarization
 from recipes.reference_pair.tasks import math as arithmetic
 
@@ -45,7 +45,9 @@ def right_shares(tasks: Sequence[str], checked: Sequence[Mapping[str, Any]], ans
 
 def copied_grams(tokens: Sequence[int], prompt: Sequence[int]) -> tuple[int, int]:
     """4-grams of an output that stand in its prompt too, and all of them."""
-    prompt_grams, grams = set(grams_of(prompt)), grams_of(tokens)
+    prompt_grams, grams = (
+        list(zip(*(text[start:] for start in range(LENGTH)), strict=False)) for text in (prompt, tokens)
+    )
     return sum(gram in prompt_grams for gram in grams), len(grams)
 
 

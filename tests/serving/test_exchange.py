@@ -19,8 +19,9 @@ from draftgauge.pair.prompts import prompt_file
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.exchange import acceptance_document, acceptance_of
 from draftgauge.serving.requests_trace import import_requests
-from draftgauge.traces.run import Run, make_trace
+from draftgauge.traces.run import Run
 from draftgauge.traces.trace import PromptInfo, make_record
+from draftgauge.traces.writer import make_trace
 from engine_server import vllm_metrics
 
 STEPS = ((3, 3), (3, 1), (3, 0), (3, 3), (2, 2))  # drafted and accepted, of 14 tokens
