@@ -16,11 +16,13 @@ from draftgauge.serving.endpoint import COMPLETION_SECONDS, ServerError, fetch_j
 
 @dataclass(frozen=True)
 class How:
-    """How tokens are chosen, of how many the log-probabilities are asked for, and whether end tokens do not end it."""
+    """How tokens are chosen, of how many the log-probabilities are asked for, whether end tokens do not end it, and
+    whether llama-server may keep the prompt for the next request, as vLLM does."""
 
     temperature: float = 0.0
     likeliest: int = 0
     to_the_end: bool = False
+    kept: bool = False
 
 
 GREEDY = How()
@@ -78,7 +80,7 @@ def prompt_tokens(engine: str, url: str, request: Mapping[str, Any]) -> list[int
 
 
 def _llama(url: str, prompt: list[int], max_new_tokens: int, how: How) -> Completion:
-    body = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": how.temperature, "cache_prompt": False}
+    body = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": how.temperature, "cache_prompt": how.kept}
     if how.temperature:  # the server cuts to the 40 likeliest of 95% by itself
         body |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     body |= ({"n_probs": how.likeliest} if how.likeliest else {}) | ({"ignore_eos": True} if how.to_the_end else {})
