@@ -30,10 +30,7 @@ from common import RESULTS, console, save, show_progress
 from torch import Tensor
 
 from draftgauge.api.fit import fit
-from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.prompts import prompts_of
-from draftgauge.api.recording import batch_models
 from draftgauge.api.runs import Run
 from draftgauge.decoding.batched import BatchPlan, BatchRun, batched_decode
 from draftgauge.decoding.settings import DecodingSettings
@@ -41,6 +38,9 @@ from draftgauge.judging.batch_rows import BatchReplay, replay_batch
 from draftgauge.meter import BatchMeterPlan, measure_batches
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import StaticRows
+from draftgauge.pair.loading import Pair, load_pair
+from draftgauge.pair.prompts import prompts_of
+from draftgauge.pair.recording import batch_models
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.traces.costs import BatchCosts, CostCurve
 from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts

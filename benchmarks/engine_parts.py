@@ -13,13 +13,13 @@ import numpy as np
 from common import console, show_progress
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.arms import Arm, BenchPrompt, bench_arms
-from draftgauge.api.bench_rows import Reference, bench_rows
 from draftgauge.api.profile import profile
-from draftgauge.api.prompts import prompt_file
+from draftgauge.benching.arms import Arm, BenchPrompt, bench_arms
+from draftgauge.benching.bench_rows import Reference, bench_rows
 from draftgauge.core.prompts import first_per_task, read_prompts
 from draftgauge.models.folder import reference_path
 from draftgauge.models.prompts_text import encode_with
+from draftgauge.pair.prompts import prompt_file
 
 LONGEST = 16
 CONTEXT = 1024  # of the servers; a cache of one GiB takes it several times over

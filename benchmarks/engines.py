@@ -29,16 +29,25 @@ from transformers import GenerationConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import draftgauge
 from draftgauge.api.advise import advise
-from draftgauge.api.arms import ASSISTED, ASSISTED_CONSTANT, GENERATE, PLAIN, Arm, ArmRun, TransformersBaseline, own_arm
 from draftgauge.api.bench_servers import server_arm
-from draftgauge.api.costs import pair_costs
-from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.requests import CostSpec, LoadSpec, PairSpec
+from draftgauge.benching.arms import (
+    ASSISTED,
+    ASSISTED_CONSTANT,
+    GENERATE,
+    PLAIN,
+    Arm,
+    ArmRun,
+    TransformersBaseline,
+    own_arm,
+)
 from draftgauge.core.provenance import read_measurement
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.folder import reference_path
 from draftgauge.models.loading import load_tokenizer
+from draftgauge.pair.costs import pair_costs
+from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.policies.spec import make_policy
+from draftgauge.requests import CostSpec, LoadSpec, PairSpec
 from engine_processes import llama_server
 
 NAME = "engines.json"

@@ -19,13 +19,13 @@ from engine_parts import LONGEST, Bench, lengths_with, measured, tagged
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from draftgauge.api.advise import advise
-from draftgauge.api.arms import Arm, bench_arms
-from draftgauge.api.bench_rows import ASKED, Reference
 from draftgauge.api.bench_servers import costs_of_arms, seconds_a_step, server_arm
-from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import PairSpec
+from draftgauge.benching.arms import Arm, bench_arms
+from draftgauge.benching.bench_rows import ASKED, Reference
 from draftgauge.models.folder import reference_path
+from draftgauge.pair.loading import load_pair
 from draftgauge.policies.spec import FIXED, PolicySpec
+from draftgauge.requests import PairSpec
 from draftgauge.serving.client import complete
 from draftgauge.serving.engines import p_min_of
 from draftgauge.traces.engine_costs import load_engine_costs

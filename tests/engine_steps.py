@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftgauge.api.pair import Pair
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.pair.loading import Pair
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.engine_costs import read_costs
 

@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
-from draftgauge.drafters.base import Drafter
+from draftgauge.drafters.base import Drafter, Drafting
 from draftgauge.drafters.dense import draft_everywhere, draft_position_by_position
-from draftgauge.drafters.source import Drafting
 from draftgauge.judging.replay import replay
 from draftgauge.models.base import CachedModel
 from draftgauge.policies.fixed import FixedLength

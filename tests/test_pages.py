@@ -14,7 +14,7 @@ import pytest
 import draftgauge
 from command_line import draftgauge as command_line
 from draftgauge.cli import main
-from draftgauge.integrations import generate_pair
+from draftgauge.integrations import transformers as generating
 from draftgauge.policies.spec import POLICIES
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def test_the_commands_of_a_page_are_taken(
 @pytest.mark.parametrize("page", PYTHON)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(generate_pair, "MEASURING_SECONDS", 0.3)
+    monkeypatch.setattr(generating, "MEASURING_SECONDS", 0.3)
     monkeypatch.setattr(draftgauge, "profile", functools.partial(draftgauge.profile, **SMALL))
     names: dict[str, Any] = {}
     for code in blocks(page, "python"):

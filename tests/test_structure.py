@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import draftgauge
-from draftgauge.drafters.source import drafter_kinds
+from draftgauge.drafters.base import drafter_kinds
 
 PROJECT = Path(__file__).parents[1]
 

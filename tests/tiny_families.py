@@ -21,7 +21,8 @@ LARGEST = 20_000_000  # parameters of what is still tiny
 # What the settings of a type are set to, by their names; later ones hold over earlier ones.
 HIDDEN = """hidden_size d_model n_embd embed_dim dim embedding_size encoder_hidden_size cross_attention_hidden_size
     out_hidden_size projection_dim word_embed_proj_dim output_dim text_hidden_size projector_hidden_size hidden_dim
-    vision_output_dim adapter_out_dim attention_hidden_size"""
+    vision_output_dim adapter_out_dim attention_hidden_size input_embedding_size
+    output_embedding_size emb_dim"""
 LAYERS = "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers encoder_layers"
 VOCABULARY = "vocab_size vocab_size_per_layer_input unpadded_vocab_size output_vocab_size audio_vocab_size"
 Sizes = list[tuple[Any, str]]
@@ -53,6 +54,7 @@ SIZES: Sizes = [
     (28, "image_size"),
     (14, "patch_size"),
 ]
+PADDING = 37
 FILLED = ("head_dim", "num_key_value_heads")  # set where a type's own default is None, too
 LAYERED = {"layer_types", "layers_block_type"}
 FOR_FIXTURES = [(48, VOCABULARY), (16, HIDDEN), (6, LAYERS)]  # the targets of tests/drafters/checkpoints
@@ -66,6 +68,8 @@ EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2}
 # What the sizes above do not say of a type; ``...`` leaves a setting out.
 MORE: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_group_size": 2},
+    "big_bird": {"attention_type": "original_full"},
+    "blt": {"encoder_hash_byte_group_vocab": 100, "encoder_hash_byte_group_size": [3]},
     "bamba": {"attn_layer_indices": [1, 3]},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"layer_types": WINDOWED} | BY_KIND,
@@ -80,6 +84,10 @@ MORE: dict[str, dict[str, Any]] = {
     "hy_v4_vl_text": {"rope_parameters": ROPE | {"mrope_section": [2, 1, 1]}},
     "hunyuan_vl_text": {"rope_parameters": ROPE | {"xdrope_section": [2, 2, 2, 2]}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots3_note_text": {f"swa_{name}": 16 for name in ("head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank")}
+    | {"swa_qk_nope_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4},
+    "dots3_note_audio_encoder": {"adapter_input_size": 64},
+    "dots3_note_vision_encoder": {"pyramid_num_routed": [-1, -1, 2, 4], "adapter_in_dim": 64, "num_local_experts": 4},
     "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "dots1": EXPERTS | {"n_shared_experts": 1},
     "falcon_h1": {"mamba_d_ssm": 128},
@@ -97,6 +105,8 @@ MORE: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 8, "zero_expert_num": 2, "num_key_value_heads": 4},
     "mamba2": {"num_heads": 8},
     "mistral": {"sliding_window": None},
+    "mllama_text_model": {"cross_attention_layers": [1]},
+    "moshi": {"sliding_window": 256},  # as published: no shorter than the context
     "paddleocr_vl_text": MROPE,
     "qwen2_5_omni_text": MROPE,
     "qwen2_5_vl_text": MROPE,
@@ -105,11 +115,21 @@ MORE: dict[str, dict[str, Any]] = {
     | {"layer_types": ALTERNATING, "indexer_compress_ratio": 1, "hc_lowrank": 8}
     | {"ple_layer_ids": [1], "ple_embed_dim": 16, "ngram_vocab_size_base": 100, "split_ngram_parts": 1}
     | {"make_ngram_vocab_size_divisible_by": 1, "eos_token_id": 0},
+    "reformer": {"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16]},
     "step3p5": {"layer_types": WINDOWED, "sliding_window": 8, "num_sliding_attention_heads": 4, "share_expert_dim": 32},
+    "prophetnet": {"num_encoder_layers": 4},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2, "attention_hidden_size": 128, "attention_head_dim": 32},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
+# Encoders by default; checkpoints of theirs that write text say is_decoder.
+DECODERS = "bert bert-generation big_bird electra ernie megatron-bert rembert roc_bert roformer reformer"
+ROBERTAS = "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
+for kind in DECODERS.split():
+    MORE[kind] = MORE.get(kind, {}) | {"is_decoder": True}
+for kind in ROBERTAS.split():  # their positions leave out the token that pads, so it is none of the prompt's
+    MORE[kind] = MORE.get(kind, {}) | {"is_decoder": True, "pad_token_id": PADDING}
 MORE |= dict.fromkeys(("glm4v_text", "glm_ocr_text", "glmga_text"), MROPE)
 MORE |= {f"{kind}_thinker": {"vision_start_token_id": 1} for kind in ("qwen2_5_omni", "qwen3_omni_moe")}
 MORE["glm4v_moe_text"] = {"rope_parameters": ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import draftgauge
-from draftgauge.api.requests import PairSpec
-from draftgauge.core.settings import settings_of
+from draftgauge.core.config import settings_of
+from draftgauge.requests import PairSpec
 
 STUB = Path("src/draftgauge/__init__.pyi")
 HEAD = """\

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from draftgauge.api.requests import DraftSpec, OutputSpec
 from draftgauge.cli.console import EXIT_USAGE, console, errors, fail, progress, show_table
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import atomic_write_text
 from draftgauge.models.device import choose_device
 from draftgauge.models.folder import PAIR_FOLDER, QUESTIONS_FILE
+from draftgauge.requests import DraftSpec, OutputSpec
 from recipes.reference_pair.card import write_card
 from recipes.reference_pair.data import save_questions
 from recipes.reference_pair.evaluation import evaluate_pair

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.prompts import choose_prompts, encode_prompts
-from draftgauge.api.recording import make_manifests, record_missing
-from draftgauge.api.requests import DraftSpec, OutputSpec, PairSpec, ProfileRequest, PromptSpec
 from draftgauge.core.errors import ModelError
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import PAIR_FOLDER
+from draftgauge.pair.loading import Pair, load_pair
+from draftgauge.pair.prompts import choose_prompts, encode_prompts
+from draftgauge.pair.recording import make_manifests, record_missing
+from draftgauge.requests import DraftSpec, OutputSpec, PairSpec, ProfileRequest, PromptSpec
 from draftgauge.traces.repetition import gram_counts
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.trace import Trace, select

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from draftgauge.core.files import atomic_write_text
 from draftgauge.core.provenance import environment, timestamp
-from draftgauge.models.transformers_calls import no_bars
+from draftgauge.models.spec import no_bars
 from draftgauge.training.memory import keep_freed_memory
 from recipes.reference_pair import data, packing, pretrain, regenerate, tokenizer
 from recipes.reference_pair.card import RECORD_NAME

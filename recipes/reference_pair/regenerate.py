@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from draftgauge.models.transformers_calls import no_bars
+from draftgauge.models.spec import no_bars
 from recipes.reference_pair.data import Messages
 from recipes.reference_pair.tokenizer import END
 

@@ -3,13 +3,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
-from draftgauge.api.pair import Pair as Pair
 from draftgauge.api.runs import Run as Run
 from draftgauge.core.errors import DraftgaugeError as DraftgaugeError
 from draftgauge.core.table import Rows as Rows
 from draftgauge.decoding.results import Generation as Generation
 from draftgauge.integrations.transformers import Speculative as Speculative
 from draftgauge.integrations.transformers import speculative as speculative
+from draftgauge.pair.loading import Pair as Pair
 from draftgauge.policies.base import Policy as Policy
 from draftgauge.policies.base import Signal as Signal
 from draftgauge.policies.base import Step as Step
@@ -150,7 +150,7 @@ def evaluate(
     """Measure a trained drafter on texts that its target decodes."""
 
 def export(
-    drafter: _Text, out: _Text, format: Literal['eagle3', 'dflash'] | None = None,
+    drafter: _Text, out: _Text, format: Literal['eagle3', 'dflash', 'mtp'] | None = None,
 ) -> Rows:
     """Write a trained drafter as serving engines load it."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.traces.trace import Trace
 from small_profiles import record, save_models
 

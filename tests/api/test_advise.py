@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
-from draftgauge.api import deployed, provisional
 from draftgauge.api.advise import advise
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
@@ -23,8 +22,10 @@ from draftgauge.core.rendering import Rendering
 from draftgauge.judging.fitting.logistic import fit_stopping
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.splits import split_trace
+from draftgauge.pair import deployed
 from draftgauge.policies.fitted import load_fitted, save_fitted
 from draftgauge.policies.spec import make_policy
+from draftgauge.serving import provisional
 from draftgauge.serving.engines import ENGINES, engine_of
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.engine_costs import EngineCosts
@@ -245,7 +246,7 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
 
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None
-    monkeypatch.setattr("draftgauge.api.deployed.recorded_with", lambda _: words)
+    monkeypatch.setattr("draftgauge.pair.deployed.recorded_with", lambda _: words)
     _, best, shown = advised([str(run)], tmp_path / "rows.json")
     assert tuple(shlex.split(best["flags"])[-len(words) - 2 : -2]) == words == tuple(shlex.split(best["recorded_with"]))
     assert "The run was recorded with" not in shown

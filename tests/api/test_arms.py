@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from command_line import invoke
-from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
 from draftgauge.api.bench import DEFAULTS, _compared, bench
-from draftgauge.api.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
-from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import PLAIN, BenchRequest
 from draftgauge.api.runs import Run
+from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
+from draftgauge.benching.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.decoding import DecodingSettings
+from draftgauge.pair.loading import load_pair
 from draftgauge.policies.base import PolicyBase, Step
+from draftgauge.requests import PLAIN, BenchRequest
 from tiny import save_tiny
 
 NAMES = (PLAIN, "b", "c")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from draftgauge.api import verb as verbs
-from draftgauge.api.arms import transformers_arms
-from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import PairSpec
+from draftgauge.benching.arms import transformers_arms
+from draftgauge.core import verb as verbs
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.decoding import DecodingSettings, plain_decode
+from draftgauge.pair.loading import load_pair
+from draftgauge.requests import PairSpec
 from tiny import save_tiny, tokens
 
 

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 from command_line import refusal, succeeds
-from draftgauge.api import recording
 from draftgauge.api.advise import advise
-from draftgauge.api.pair import load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.recording import batch_models, check_batches
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
-from draftgauge.api.requests import PairSpec
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.judging.batch_rows import ROUNDS, batch_rows, queues_of
 from draftgauge.models.engines import static
+from draftgauge.pair import recording
+from draftgauge.pair.loading import load_pair
+from draftgauge.pair.recording import batch_models, check_batches
 from draftgauge.policies.base import Signal, Step
 from draftgauge.policies.batch import WholeBatch
 from draftgauge.policies.spec import WHOLE_BATCH
+from draftgauge.requests import PairSpec
 from draftgauge.serving.advice import SWITCHES
 from draftgauge.traces.costs import BatchCosts, CostCurve
 from draftgauge.traces.engine_costs import EngineCosts

@@ -12,9 +12,9 @@ import pytest
 
 import draftgauge as dg
 from command_line import refusal, succeeds
-from draftgauge.api.quality import QUALITY_NAME
 from draftgauge.core.provenance import write_measurement
 from draftgauge.judging.splits import design_of
+from draftgauge.pair.quality import QUALITY_NAME
 from draftgauge.traces.manifest import COSTS_NAME, ModelEntry, PromptsEntry
 from draftgauge.traces.run import Run
 from draftgauge.traces.trace import accepted_lengths

@@ -12,16 +12,16 @@ import pytest
 
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
-from draftgauge.api.pair import load_pair_of
 from draftgauge.api.profile import profile
-from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
 from draftgauge.core.prompts import Message, read_prompts
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import encode_prompt
+from draftgauge.models.spec import own_sampling
+from draftgauge.pair.loading import load_pair_of
+from draftgauge.pair.prompts import prompts_of
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.run import Run, read_trace
 from draftgauge.verification import Sampling

@@ -10,9 +10,9 @@ import pytest
 
 import draftgauge as package
 from command_line import invoke, refusal, rows_of, succeeds
-from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.pair.loading import Pair
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.datastore import Datastore, prompt_digest
 from draftgauge.traces.manifest import COSTS_NAME

@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 
 import draftgauge as dg
 from command_line import draftgauge, rows_of
-from draftgauge.api.doctor_checks import SUSPECT, UNKNOWN, Evidence, examine
-from draftgauge.api.doctor_files import layout_rates, of_files
-from draftgauge.api.requests import PairSpec
+from draftgauge.checkup.checks import SUSPECT, UNKNOWN, Evidence, examine
+from draftgauge.checkup.files import layout_rates, of_files
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.live import CheckpointSource
 from draftgauge.models.loading import load_model
 from draftgauge.models.taps import TapPlan, attach_taps
+from draftgauge.requests import PairSpec
 from draftgauge.serving.counters import SpeculationCounts, read_counts
 from draftgauge.traces.costs import Measurement
 from draftgauge.traces.run import read_trace
@@ -230,7 +230,7 @@ def test_a_checkpoint_is_told_to_be_made_for_another_target_by_names_that_say_so
     target = target.replace("FOLDER", str(tmp_path))
     if target.startswith("/"):
         Path(target).mkdir(parents=True)
-    monkeypatch.setattr("draftgauge.api.doctor_files.load_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr("draftgauge.checkup.files.load_tokenizer", lambda *_, **__: None)
     monkeypatch.setattr(CheckpointSource, "trained_for", lambda source: "org/Model-8B")
     assert of_files(PairSpec(target=target), target, "checkpoint", FIXTURE).made_for == made_for
 
@@ -246,8 +246,8 @@ def test_weights_that_cannot_be_read_are_no_wrong_token_ids(tmp_path: Path) -> N
 
 def test_what_files_do_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is not downloaded yet has no fingerprint, and a GGUF file's compression is its own."""
-    monkeypatch.setattr("draftgauge.api.doctor_files.load_tokenizer", lambda *_, **__: None)
-    monkeypatch.setattr("draftgauge.api.doctor_files.quantisation_method", lambda *_: None)
+    monkeypatch.setattr("draftgauge.checkup.files.load_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr("draftgauge.checkup.files.quantisation_method", lambda *_: None)
     drafter = Path(__file__).parents[2] / "drafters" / "smollm2-135m" / "hidden"
     evidence = of_files(PairSpec(target="org/not-here"), "org/not-here", "reuse", drafter)
     assert evidence.made_for == UNKNOWN
@@ -257,7 +257,7 @@ def test_what_files_do_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_run_of_models_that_are_elsewhere_is_judged_without_fetching_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftgauge.api.doctor_files.load_tokenizer", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("draftgauge.checkup.files.load_tokenizer", lambda *_, **__: pytest.fail("asked the hub"))
     rows = dg.doctor(PUBLISHED)
     assert faults(rows) == []
     assert {"tokenizer", "made-for"} <= {row["check"] for row in rows if row["status"] == "unknown"}

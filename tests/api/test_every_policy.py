@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftgauge.api import costs as costs_module
 from draftgauge.api.advise import advise
 from draftgauge.api.bench import bench
-from draftgauge.api.costs import pair_costs
 from draftgauge.api.generate import generate
-from draftgauge.api.pair import Pair
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.report import report
-from draftgauge.api.requests import CostSpec
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import cache_folder
 from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.pair import costs as costs_module
+from draftgauge.pair.costs import pair_costs
+from draftgauge.pair.loading import Pair
 from draftgauge.policies.spec import POLICIES
+from draftgauge.requests import CostSpec
 from draftgauge.traces.costs import CostCurve
 from draftgauge.verification import Sampling
 from tiny import tiny_tokenizer

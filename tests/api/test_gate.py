@@ -11,9 +11,9 @@ import pytest
 
 from command_line import draftgauge, refusal, rows_of
 from draftgauge.api import bench as module
-from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
-from draftgauge.api.bench_rows import bench_rows, hold_to
-from draftgauge.api.requests import PLAIN
+from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms
+from draftgauge.benching.bench_rows import bench_rows, hold_to
+from draftgauge.requests import PLAIN
 
 PROMPTS = [BenchPrompt([n], "task") for n in range(10)]
 

@@ -10,12 +10,12 @@ import pytest
 from transformers import tokenization_utils_base
 
 from draftgauge.api.generate import generate
-from draftgauge.api.pair import Pair
-from draftgauge.api.requests import GenerateRequest
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError
 from draftgauge.integrations.transformers import speculative
+from draftgauge.pair.loading import Pair
 from draftgauge.policies.fitted import FITTED, FittedPolicy, save_fitted
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.requests import GenerateRequest
 from reuse_nets import saved_drafter
 from tiny import save_tiny, tiny_model
 

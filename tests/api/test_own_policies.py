@@ -9,9 +9,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import draftgauge as dg
-from draftgauge.api.pair import Pair
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import SignalName
+from draftgauge.pair.loading import Pair
 from draftgauge.policies.base import Signal, Step
 from written_runs import write_run
 

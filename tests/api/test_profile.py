@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from draftgauge.api import recording
 from draftgauge.api.bench import bench
-from draftgauge.api.pair import load_pair, load_pair_of
 from draftgauge.api.profile import profile, profile_rows
-from draftgauge.api.prompts import prompts_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
 from draftgauge.judging.evaluate import evaluate
 from draftgauge.judging.hindsight import hindsight_optimum
+from draftgauge.pair import recording
+from draftgauge.pair.loading import load_pair, load_pair_of
+from draftgauge.pair.prompts import prompts_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.run import Run, read_trace

@@ -17,16 +17,16 @@ import torch
 
 import draftgauge as package
 from command_line import succeeds
-from draftgauge.api import recording
 from draftgauge.api.profile import profile
-from draftgauge.api.recording import PartJob
-from draftgauge.api.requests import ProfileRequest
+from draftgauge.core.config import make_request
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import execute
 from draftgauge.core.process import only_writer
 from draftgauge.core.progress import silent
-from draftgauge.core.settings import make_request
-from draftgauge.models.growing import FIRST_CAPACITY
+from draftgauge.models.base import FIRST_CAPACITY
+from draftgauge.pair import recording
+from draftgauge.pair.recording import PartJob
+from draftgauge.requests import ProfileRequest
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.shards import shard_paths

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from draftgauge.api import recording
 from draftgauge.api.profile import profile
-from draftgauge.api.served import answer_tokens, answered_prompts, read_differences
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.models.loading import load_tokenizer
+from draftgauge.pair import recording
+from draftgauge.pair.served import answer_tokens, answered_prompts, read_differences
 from draftgauge.serving.outputs import ServedAnswer, read_outputs
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.run import read_trace

@@ -11,9 +11,9 @@ import pytest
 
 import draftgauge as dg
 from command_line import succeeds
-from draftgauge.api.provisional import token_cost
 from draftgauge.judging.splits import design_of
 from draftgauge.serving.advice import cost_ranges
+from draftgauge.serving.provisional import token_cost
 from draftgauge.traces.run import Run
 from written_runs import GAMMA_MAX, write_run
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from draftgauge import profile
-from draftgauge.api import quality
-from draftgauge.api.quality import QUALITY_NAME, compared, log_probabilities, read_quality
 from draftgauge.cli.main import run
 from draftgauge.core.errors import ModelError
 from draftgauge.models.loading import load_model, wrap
+from draftgauge.pair import quality
+from draftgauge.pair.quality import QUALITY_NAME, compared, log_probabilities, read_quality
 from tiny import one_pass, save_noisy, save_tiny, tiny_model, tokens
 
 

@@ -13,13 +13,13 @@ import pytest
 from draftgauge.api.bench import bench
 from draftgauge.api.export import export
 from draftgauge.api.generate import generate
-from draftgauge.api.pair import load_pair, load_pair_of
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
-from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import ModelError, TraceError
 from draftgauge.drafters.reuse.live import ReuseDrafter, ReuseSource
 from draftgauge.models.loading import load_model
+from draftgauge.pair.loading import load_pair, load_pair_of
+from draftgauge.requests import DeviceSpec, PairSpec
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.run import read_trace
 from reuse_nets import saved_drafter

@@ -11,7 +11,7 @@ import draftgauge as dg
 from command_line import draftgauge, refusal
 from draftgauge.api import profile
 from draftgauge.api.rank import _of_setup
-from draftgauge.api.requests import RankRequest
+from draftgauge.requests import RankRequest
 from small_profiles import SMALL, save_models
 
 

@@ -12,9 +12,9 @@ import pytest
 
 import draftgauge as package
 from command_line import draftgauge, succeeds
-from draftgauge.api import requests
-from draftgauge.api.requests.parts import PairSpec
-from draftgauge.core.settings import make_request, settings_of
+from draftgauge import requests
+from draftgauge.core.config import make_request, settings_of
+from draftgauge.core.parts import PairSpec
 from written_runs import write_run
 
 REQUESTS = {name: value for name, value in vars(requests).items() if name.endswith("Request")}

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from draftgauge.api.prompts import choose_prompts
-from draftgauge.api.requests import PromptSpec
 from draftgauge.core.errors import PromptError
 from draftgauge.core.prompts import (
     Message,
@@ -21,6 +19,8 @@ from draftgauge.core.prompts import (
     prompts_sha256,
     read_prompts,
 )
+from draftgauge.pair.prompts import choose_prompts
+from draftgauge.requests import PromptSpec
 
 
 def write(path: Path, *entries: object) -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from draftgauge.core.config import given_settings, make_request, option, settings_of, summary_of
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.settings import given_settings, make_request, option, settings_of, summary_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,13 @@ from draftgauge.core.signals import DISTRIBUTION, NO_SIGNALS, OF_DRAFTED_TOKENS,
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
-from draftgauge.drafters.base import Drafter, record_passes
+from draftgauge.drafters.base import Drafter, Drafting, record_passes
 from draftgauge.drafters.mtp.building import build_mtp
 from draftgauge.drafters.mtp.live import MtpDrafter
 from draftgauge.drafters.mtp.net import Head, MtpNet
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.live import new_drafter
-from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.engines import static
 from draftgauge.models.engines.static import StaticRows

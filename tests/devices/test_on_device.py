@@ -15,8 +15,6 @@ import pytest
 import torch
 
 import draftgauge as dg
-from draftgauge.api.pair import Pair, load_pair
-from draftgauge.api.requests import LoadSpec, PairSpec
 from draftgauge.core.parts import DeviceSpec
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.decoding.plain import plain_decode
@@ -24,8 +22,10 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.folder import PAIR_FOLDER
+from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.policies.batch import make_batch_policy
 from draftgauge.policies.spec import make_policy
+from draftgauge.requests import LoadSpec, PairSpec
 from draftgauge.traces.manifest import Manifest
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter

@@ -22,6 +22,7 @@ from draftgauge.api.export import export
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters.anchors import DEEPEST
+from draftgauge.drafters.base import choose_drafter
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.decoder import DrafterNet
@@ -29,7 +30,6 @@ from draftgauge.drafters.formats.dflash import DFlashLayout
 from draftgauge.drafters.formats.files import checkpoint_fingerprint, read_config
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.drafters.reuse.blockwise import block_states
-from draftgauge.drafters.source import choose_drafter
 from draftgauge.integrations.transformers import speculative
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.base import choose_drafter, drafter_kind, drafter_kinds, register_drafter
 from draftgauge.drafters.dense import DraftsEverywhere, DraftsRefused
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.drafters.source import choose_drafter, drafter_kind, drafter_kinds, register_drafter
 from tiny import save_tiny
 
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4AssistantConfig, PreTrainedModel
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
 from draftgauge.drafters.gemma4_assistant import POSITIONS, AssistantDrafter, AssistantNet, AssistantSource
-from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps
 from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftgauge.drafters import LanguageModelDrafter
+from draftgauge.drafters.base import LoadOptions
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import LoadOptions
 from draftgauge.verification import Sampling, probabilities, signals
 from markov import MarkovModel
 

@@ -18,8 +18,8 @@ from transformers.modeling_layers import MtpModel
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.drafters import anchors
+from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
 from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource
-from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features

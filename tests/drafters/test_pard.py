@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
 from draftgauge.drafters.pard import PardDrafter, PardSource
-from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter
 from draftgauge.models.loading import wrap
 from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law
 from models.test_folder import edit

@@ -12,8 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig, Qwen3Config
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse import building
 from draftgauge.drafters.reuse.building import count_parameters, frequent_tokens, matched_widths, new_net, warm_start
-from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
+from draftgauge.drafters.reuse.config import INJECTIONS, reuse_config
 from draftgauge.models.folder import reference_path
+from reuse_nets import DESIGNS
 from tiny import tiny_model
 
 ROWS: list[dict[str, Any]] = [  # of the paper's step-wise table

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.drafters.base import Drafting
 from draftgauge.drafters.reuse.building import new_net, start_norm
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.live import new_drafter
-from draftgauge.drafters.source import Drafting
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength

@@ -13,14 +13,13 @@ from transformers import PreTrainedModel
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
-from draftgauge.drafters.base import Draft
+from draftgauge.drafters.base import Draft, Drafting
 from draftgauge.drafters.dense import draft_everywhere, draft_position_by_position
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.building import new_net
-from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, reuse_config
+from draftgauge.drafters.reuse.config import INJECTIONS, reuse_config
 from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.source import Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import attach_taps, batch_features
@@ -29,7 +28,7 @@ from draftgauge.policies.spec import make_policy
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
 from markov import Enumerator, assert_same_law, law_of_module
-from reuse_nets import unroll
+from reuse_nets import DESIGNS, unroll
 from tiny import tiny_model, tokens
 
 SMALL_VOCABULARY = 8  # so small that drafts of a random network are accepted in part

@@ -13,11 +13,11 @@ from draftgauge.core.errors import ModelError
 from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.reuse import drafting
 from draftgauge.drafters.reuse.building import new_net
-from draftgauge.drafters.reuse.config import DESIGNS, INJECTIONS, NORMS, reuse_config
+from draftgauge.drafters.reuse.config import INJECTIONS, NORMS, reuse_config
 from draftgauge.drafters.reuse.drafting import Chain
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.taps import Features, batch_features
-from reuse_nets import unroll
+from reuse_nets import DESIGNS, unroll
 from tiny import tiny_model, tokens
 
 LENGTH, DEPTHS = 18, 4

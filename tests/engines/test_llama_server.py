@@ -10,8 +10,6 @@ import pytest
 from command_line import draftgauge, rows_of
 from draftgauge.api.doctor import doctor
 from draftgauge.api.export import export
-from draftgauge.api.pair import load_pair
-from draftgauge.api.requests import PairSpec
 from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
@@ -22,7 +20,9 @@ from draftgauge.models.folder import PAIR_FOLDER, reference_path
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.vocabulary import end_tokens
+from draftgauge.pair.loading import load_pair
 from draftgauge.policies.spec import make_policy
+from draftgauge.requests import PairSpec
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import read_counts
 from engine_processes import llama_server, need_llama_server

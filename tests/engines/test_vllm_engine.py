@@ -17,15 +17,15 @@ from scipy.stats import chi2
 
 from command_line import draftgauge
 from draftgauge.api.export import export
-from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.requests import PairSpec
 from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.folder import PAIR_FOLDER, reference_path
 from draftgauge.models.loading import load_model
+from draftgauge.pair.loading import Pair, load_pair
+from draftgauge.requests import PairSpec
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.endpoint import fetch_json, fetch_text

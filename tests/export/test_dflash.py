@@ -10,12 +10,12 @@ import pytest
 
 from command_line import refusal, succeeds
 from draftgauge.api.export import export
-from draftgauge.api.pair import load_pair
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.persistence import read_config, save_drafter, target_fingerprint
+from draftgauge.pair.loading import load_pair
 from draftgauge.policies.fixed import FixedLength
 from tiny import save_tiny, tiny_model, tokens
 

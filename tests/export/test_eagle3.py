@@ -107,7 +107,7 @@ def test_layers_are_in_the_order_in_which_engines_hand_them_over(tmp_path: Path,
     assert (origin["target"], origin["target_fingerprint"]) == ("some/target", target_fingerprint(target))
 
 
-@pytest.mark.parametrize("design", sorted(set(DESIGNS) - {"hidden"}))
+@pytest.mark.parametrize("design", sorted(set(DESIGNS) - {"hidden", "mtp"}))
 def test_other_designs_are_refused(tmp_path: Path, target: PreTrainedModel, design: str) -> None:
     saved_drafter(tmp_path / "drafter", target, design)
     with pytest.raises(DraftgaugeError, match=f"the {design} design has no EAGLE-3 layout.*--reuse hidden"):

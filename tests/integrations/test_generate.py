@@ -23,7 +23,7 @@ from transformers import (
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import draftgauge
-from draftgauge.integrations import generate_pair
+from draftgauge.integrations import transformers as generating
 from draftgauge.policies import fitted
 from draftgauge.traces.costs import CostCurve
 from generating import VOCABULARY, Falling, draft_of, plain_and_speculative, prompt, target_of
@@ -62,7 +62,7 @@ def test_every_policy_gives_the_same_tokens(target: PreTrainedModel, draft: PreT
 def test_a_policy_that_weighs_cost_has_them_measured_once_or_given(
     target: PreTrainedModel, draft: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate_pair, "MEASURING_SECONDS", 0.3)
+    monkeypatch.setattr(generating, "MEASURING_SECONDS", 0.3)
     measured = draftgauge.speculative(draft, gamma_max=3)
     plain, speculative = plain_and_speculative(target, measured, inputs=prompt(), max_new_tokens=20)
     assert torch.equal(speculative, plain)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftgauge.api.doctor_checks import Evidence, examine
+from draftgauge.checkup.checks import Evidence, examine
 from draftgauge.judging.contexts import acceptance_by_context, advice_by_context, lengths_by_context
 from draftgauge.traces.context_law import extended, fit_law, laws_of
 from draftgauge.traces.costs import CostCurve

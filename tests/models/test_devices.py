@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftgauge.api.pair import labelled, load_pair
-from draftgauge.api.requests import DeviceSpec, PairSpec
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.drafters.reuse import joint
 from draftgauge.models import compression, device
@@ -17,6 +15,8 @@ from draftgauge.models.compression import label_of, method_of
 from draftgauge.models.device import choose_device, private
 from draftgauge.models.engines import packing
 from draftgauge.models.loading import engine_at, load_model
+from draftgauge.pair.loading import labelled, load_pair
+from draftgauge.requests import DeviceSpec, PairSpec
 from models.test_folder import edit
 from tiny import needs_bitsandbytes, save_tiny, tiny_model, tokens
 

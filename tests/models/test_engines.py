@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models import growing
+from draftgauge.models import base
 from draftgauge.models.base import CachedModel
 from draftgauge.models.engines import packing
 from draftgauge.models.engines.static import StaticModel
@@ -151,7 +151,7 @@ def test_branches_outside_the_cached_text_are_refused(engine: str, start: int) -
 
 
 def test_lean_cache_grows_past_its_first_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "FIRST_CAPACITY", 512)
+    monkeypatch.setattr(base, "FIRST_CAPACITY", 512)
     model = tiny_model(max_position_embeddings=1300, num_hidden_layers=1)
     text = tokens(1250)
     cached = wrap(model, "lean")

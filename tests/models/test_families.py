@@ -1,4 +1,4 @@
-"""What runs which family: thirty types of the campaign (``tests/families.py``), and kinds of a type that it lacks."""
+"""What runs which family: some types of the campaign (``tests/families.py``), and kinds of a type that it lacks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.models.engines.lean_families import why_not_lean
 from draftgauge.models.loading import wrap
-from draftgauge.models.spec import cached_numbers
-from draftgauge.models.transformers_calls import cache_argument
+from draftgauge.models.spec import cache_argument, cached_numbers
 from draftgauge.policies.fixed import FixedLength
 from families import OUTCOMES, PAGE, outcome, page_with, read_outcomes, wrong
 from tiny import FAMILIES, tiny_model, tiny_multimodal, tokens
@@ -31,7 +30,7 @@ LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MULTIMODAL = "gemma3, multimodal"
 TYPES = """qwen3 llama mistral gemma2 gemma4_text gemma3n_text phi3 olmo2 cohere2 glm4 smollm3 nemotron falcon gpt2
     bloom gpt_oss qwen3_moe glm4_moe deepseek_v3 llama4_text minimax_m2 qwen3_next qwen3_5 granitemoehybrid nemotron_h
-    lfm2 jamba deepseek_v4 qwen2_5_vl llava"""
+    lfm2 jamba deepseek_v4 qwen2_5_vl llava bert roberta mllama dots3_note_text qwen4_exp_text blt"""
 
 # Of a kind: its model_type, and its configuration.
 MORE: dict[str, dict[str, Any]] = {

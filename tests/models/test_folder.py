@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftgauge.core.errors import ModelError
-from draftgauge.drafters.source import choose_drafter
+from draftgauge.drafters.base import choose_drafter
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import INDEX
 from draftgauge.models.loading import load_model, load_tokenizer

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from command_line import rows_of, succeeds
-from draftgauge.api.pair import load_pair
 from draftgauge.core.errors import ModelError
 from draftgauge.core.prompts import Prompt, read_prompts
 from draftgauge.decoding.plain import plain_decode
@@ -28,6 +27,7 @@ from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
+from draftgauge.pair.loading import load_pair
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.run import Run
 from gguf_files import need_libllama, write_gguf

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from command_line import rows_of, succeeds
-from draftgauge.api.genai_arms import genai_arms
-from draftgauge.api.pair import Pair, load_pair
+from draftgauge.benching.genai_arms import genai_arms
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
@@ -26,6 +25,7 @@ from draftgauge.models.engines.openvino import OpenvinoModel
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
+from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.spec import make_policy
 from draftgauge.verification import Sampling

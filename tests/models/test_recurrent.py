@@ -18,6 +18,7 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.meter import MeterPlan, measure_costs
+from draftgauge.models.engines.delta_rule import advanced
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength
@@ -118,6 +119,32 @@ def test_kept_tokens_of_the_gated_delta_rule_are_replayed_in_one_call(family: st
     assert len(counted) == calls
     expected = one_pass(model.module, text)[12:]
     torch.testing.assert_close(model.forward(text[12:]), expected, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_the_gated_delta_rule_for_its_state_alone_gives_the_state_of_transformers(count: int) -> None:
+    qwen = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        query, key = torch.randn(2, 2, count, 2, 8).unbind()
+        value, decay, rate = torch.randn(2, count, 4, 6), -3 * torch.rand(2, count, 4), torch.rand(2, count, 4)
+        started = torch.randn(2, 4, 8, 6)
+    for norm in (True, False):
+        for state in (None, started):
+            states = [
+                rule(
+                    query,
+                    key / 4,
+                    value,
+                    g=decay,
+                    beta=rate,
+                    initial_state=None if state is None else state.clone(),
+                    output_final_state=True,
+                    use_qk_l2norm_in_kernel=norm,
+                )[1]
+                for rule in (advanced, qwen.torch_recurrent_gated_delta_rule)
+            ]
+            torch.testing.assert_close(*states, atol=1e-5, rtol=1e-4)
 
 
 def test_speculation_equals_plain_decoding_whatever_is_rejected() -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.base import UnreadDraft
-from draftgauge.models import growing
+from draftgauge.models import base
 from draftgauge.models.engines import static
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
@@ -80,7 +80,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_buckets_double_with_the_text_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch, passes: list[Any]) -> None:
-    monkeypatch.setattr(growing, "FIRST_CAPACITY", 64)
+    monkeypatch.setattr(base, "FIRST_CAPACITY", 64)
     model = StaticModel(tiny_model("llama", max_position_embeddings=200))
     model.first_bucket = 16
     text, expected = tokens(200), wrap(tiny_model("llama", max_position_embeddings=200), "modules")

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models import growing
+from draftgauge.models import base
 from draftgauge.models.engines import lean
 from draftgauge.models.loading import wrap
+from draftgauge.models.spec import cache_argument
 from draftgauge.models.taps import TapPlan, Taps, attach_taps, batch_features, default_taps, tap_plan
-from draftgauge.models.transformers_calls import cache_argument
 from markov import MarkovModel
 from tiny import LEAN, MIXTURES, tiny_model, tiny_multimodal, tokens
 
@@ -128,7 +128,7 @@ def test_taps_do_not_change_the_logits(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["lean", "static", "modules"])
 def test_a_long_prompt_grows_the_store_and_goes_in_pieces(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "FIRST_CAPACITY", 16)
+    monkeypatch.setattr(base, "FIRST_CAPACITY", 16)
     monkeypatch.setattr(lean, "PREFILL_CHUNK", 10)
     model, text, plan = target("qwen3"), tokens(70), TapPlan((0, 2), (3,))
     cached = wrap(model, engine)

@@ -12,8 +12,8 @@ import pytest
 
 import draftgauge as dg
 from command_line import refusal, succeeds
-from draftgauge.api.prompts import prompt_file
 from draftgauge.core.prompts import read_prompts
+from draftgauge.pair.prompts import prompt_file
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.exchange import acceptance_document, acceptance_of
 from draftgauge.serving.requests_trace import import_requests

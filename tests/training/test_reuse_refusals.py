@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from command_line import draftgauge, refusal, rows_of, succeeds
-from draftgauge.api.requests import TrainRequest
 from draftgauge.api.train import train
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError
 from draftgauge.drafters.formats.eagle3 import llama_cpp_lacks
+from draftgauge.requests import TrainRequest
 from draftgauge.training.reuse import features, tracking
 from draftgauge.training.reuse.prepare import drafter_config, target_config
 from draftgauge.training.reuse.request import TrainingSpec

@@ -23,6 +23,7 @@ from draftgauge.models.loading import load_model
 from draftgauge.training import checkpoints
 from draftgauge.training import optimise as loop
 from draftgauge.training.reuse.batches import DataOrder
+from draftgauge.training.reuse.estimate import estimate
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import TrainResult
 from draftgauge.training.reuse.train import train_drafter
@@ -76,6 +77,8 @@ class KilledError(Exception):
         ({"reuse": "hybrid", "cache": True, "accumulation": 2}, 7),
         ({"reuse": "kv", "layers": 2, "draft_vocabulary": 40, "precision": "bf16"}, 5),
         ({"recipe": "block", "reuse": "hybrid", "depths": 4, "anchors": 5, "loss": "tv", "markov_rank": 4}, 6),
+        ({"reuse": "mtp"}, 5),
+        ({"reuse": "mtp", "recipe": "block", "anchors": 5, "cache": True, "loss": "hard"}, 3),
     ],
 )
 def test_a_killed_run_ends_bit_for_bit_where_another_does(
@@ -225,7 +228,11 @@ def test_every_design_sees_the_same_data_and_can_be_loaded(
     assert seen == order_of_hidden != []
     net = load_drafter(tmp_path, load_model(base.target))
     assert net.config.design == design == result.design
-    assert sum(p.numel() for p in net.parameters()) == result.parameters
+    assert (
+        sum(p.numel() for p in net.parameters())
+        == result.parameters
+        == estimate(replace(base, reuse=design)).parameters
+    )
     assert math.isfinite(result.loss)
 
 

@@ -11,22 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.deployed import checkpoint_format, deployment_for
-from draftgauge.api.provisional import provisional, refuse_costs, to_measure
-from draftgauge.api.requests import AdviseRequest
 from draftgauge.api.runs import Run, fitted_here
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
+from draftgauge.core.verb import verb
 from draftgauge.judging.contexts import advice_by_context
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.replay import can_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import verdict_of
+from draftgauge.pair.deployed import checkpoint_format, deployment_for
 from draftgauge.policies.spec import FIXED, PolicySpec, make_policy, read_policies
 from draftgauge.policies.two_source import TWO_SOURCE
+from draftgauge.requests import AdviseRequest
 from draftgauge.serving.advice import (
     acceptance_to_pay,
     advise_batch,
@@ -48,6 +47,7 @@ from draftgauge.serving.engines import (
     settings_document,
 )
 from draftgauge.serving.exchange import acceptance_document, acceptance_of, conditional
+from draftgauge.serving.provisional import provisional, refuse_costs, to_measure
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, BY_ENGINE, load_engine_costs, read_costs

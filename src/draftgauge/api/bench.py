@@ -8,33 +8,51 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.arms import DEFAULT_CONSTANT, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
-from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
-from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.genai_arms import genai_arms
-from draftgauge.api.pair import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
-from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
-from draftgauge.api.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
-from draftgauge.api.runs import Run, fitted_on, warn_of_other_pairs, warn_of_seen
-from draftgauge.api.verb import verb
+from draftgauge.api.runs import Run
+from draftgauge.benching.arms import (
+    DEFAULT_CONSTANT,
+    BenchPrompt,
+    bench_arms,
+    own_arm,
+    transformers_arms,
+    without_failed,
+)
+from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
+from draftgauge.benching.genai_arms import genai_arms
 from draftgauge.core.compressions import held_as
+from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
 from draftgauge.core.process import busy_note, machine_load
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
 from draftgauge.core.seeds import generator
-from draftgauge.core.settings import given_settings, settings_of
+from draftgauge.core.verb import verb
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import record_passes
 from draftgauge.judging.evaluate import SAME_PROMPTS
 from draftgauge.judging.replay import best_fixed_gamma
-from draftgauge.judging.splits import EVERYTHING, MIN_PROMPTS, Design, design_of, only_test, prompt_keys, splits_of
+from draftgauge.judging.splits import (
+    EVERYTHING,
+    MIN_PROMPTS,
+    Design,
+    design_of,
+    fitted_on,
+    only_test,
+    prompt_keys,
+    splits_of,
+    warn_of_other_pairs,
+    warn_of_seen,
+)
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.pair.costs import pair_costs
+from draftgauge.pair.loading import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
+from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import PolicySpec, compared_policies, read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
+from draftgauge.requests import PLAIN, BenchRequest, DraftSpec, OutputSpec
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import select
 

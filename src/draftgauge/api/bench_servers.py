@@ -10,20 +10,20 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from draftgauge.api.arms import Arm, ArmRun, BenchPrompt, bench_arms
-from draftgauge.api.bench_rows import ASKED, Reference, bench_rows, hold_to
-from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
-from draftgauge.api.requests import PLAIN, BenchServersRequest
-from draftgauge.api.started_costs import deployment_to_start
-from draftgauge.api.verb import verb
+from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms
+from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.seeds import generator
+from draftgauge.core.verb import verb
 from draftgauge.models.folder import REFERENCE
 from draftgauge.models.loading import load_tokenizer
+from draftgauge.pair.prompts import PromptEncoder, choose_prompts, encode_prompts
+from draftgauge.pair.started_costs import deployment_to_start
 from draftgauge.policies.spec import PolicySpec
+from draftgauge.requests import PLAIN, BenchServersRequest
 from draftgauge.serving.client import CLIENTS, complete
 from draftgauge.serving.counters import served_models
 from draftgauge.serving.engines import engine_of
@@ -42,7 +42,7 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
     serves the draft model by itself; it says what drafting costs, and has no row.
 
     Returns:
-        Rows of :func:`~draftgauge.api.bench_rows.bench_rows`, one arm a server, with ``engine``.
+        Rows of :func:`~draftgauge.benching.bench_rows.bench_rows`, one arm a server, with ``engine``.
 
     Raises:
         DraftgaugeError: if no server is named ``plain`` or as what gains shall be over, names are doubled, or a server

@@ -12,15 +12,12 @@ from typing import Any
 
 import torch
 
-from draftgauge.api.deployed import recorded_with
-from draftgauge.api.quality import read_quality
-from draftgauge.api.requests import PLAIN, CompareRequest, JudgedSpec
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.prompts import TEST
 from draftgauge.core.provenance import read_measurement
-from draftgauge.drafters.source import choose_drafter
+from draftgauge.core.verb import verb
+from draftgauge.drafters.base import choose_drafter
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.ranking import LOOKUPS, Ranked, at_best, on_one_target
 from draftgauge.judging.replay import plain_replay
@@ -30,7 +27,10 @@ from draftgauge.judging.verdict import LOOKUP, NOT_DRAFTING
 from draftgauge.models.compression import on_meta, weight_bytes
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.spec import read_configuration
+from draftgauge.pair.deployed import recorded_with
+from draftgauge.pair.quality import read_quality
 from draftgauge.policies.spec import compared_policies
+from draftgauge.requests import PLAIN, CompareRequest, JudgedSpec
 from draftgauge.serving.advice import flags_of
 from draftgauge.serving.engines import deployment_of, engine_of
 from draftgauge.traces.costs import CostCurve

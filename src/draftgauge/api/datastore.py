@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.requests import DATASTORE_TOKENS, DatastoreBuildRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
+from draftgauge.core.verb import verb
 from draftgauge.judging.splits import split_trace
 from draftgauge.policies.stored_texts import StoredTexts
+from draftgauge.requests import DATASTORE_TOKENS, DatastoreBuildRequest
 from draftgauge.traces.datastore import About, Datastore, grow, stored_output, stored_prompts
 from draftgauge.traces.run import Run
 from draftgauge.traces.trace import check_prompt_tokens

@@ -10,23 +10,23 @@ from typing import Any
 
 from draftgauge.api.bench import bench
 from draftgauge.api.generate import OnText, generate
-from draftgauge.api.pair import Pair, load_pair
 from draftgauge.api.profile import profile
-from draftgauge.api.prompts import choose_prompts
 from draftgauge.api.replay import replay
 from draftgauge.api.report import REPORT_NAME, write_report
-from draftgauge.api.requests import PLAIN, BenchRequest, DemoRequest, GenerateRequest, PairSpec, ProfileRequest
-from draftgauge.api.verb import verb
+from draftgauge.core.config import given_settings
 from draftgauge.core.errors import warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.settings import given_settings
+from draftgauge.core.verb import verb
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.models.compression import lacks_library
 from draftgauge.models.device import torch_threads
+from draftgauge.pair.loading import Pair, load_pair
+from draftgauge.pair.prompts import choose_prompts
 from draftgauge.policies.spec import compared_policies
+from draftgauge.requests import PLAIN, BenchRequest, DemoRequest, GenerateRequest, PairSpec, ProfileRequest
 
 FIRST_POLICY = "fixed:4"
 REPORT_SECONDS = 10.0  # for the report, at the end

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.api.evaluate import depths_of, held_out_texts, load_single
-from draftgauge.api.requests import DiagnoseRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.verb import verb
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks
 from draftgauge.drafters.reuse.persistence import load_drafter, read_description
 from draftgauge.models.vocabulary import end_tokens
+from draftgauge.requests import DiagnoseRequest
 from draftgauge.training.reuse.request import BLOCK, TTT
 from draftgauge.training.reuse.tracking import read_history
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.doctor_checks import CHECKPOINT, MTP, UNKNOWN, Evidence, examine, in_order, row_of
-from draftgauge.api.requests import DeviceSpec, DoctorRequest, LoadSpec, OutputSpec, ProfileRequest, PromptSpec
-from draftgauge.api.verb import verb
+from draftgauge.checkup.checks import CHECKPOINT, MTP, UNKNOWN, Evidence, examine, in_order, row_of
+from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, missing_library, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
-from draftgauge.core.settings import given_settings, settings_of
+from draftgauge.core.verb import verb
+from draftgauge.requests import DeviceSpec, DoctorRequest, LoadSpec, OutputSpec, ProfileRequest, PromptSpec
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.parity import Plan, Servers, compare
 from draftgauge.traces.engine_costs import read_costs
@@ -33,7 +33,7 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
     ``against`` its answers beside those of a second server.
 
     Returns:
-        Rows as of :func:`draftgauge.api.doctor_checks.examine`: ``check``, ``status`` ("wrong", "suspect", "well",
+        Rows as of :func:`draftgauge.checkup.checks.examine`: ``check``, ``status`` ("wrong", "suspect", "well",
         "unknown"), ``what``, ``evidence`` and ``remedy``.
 
     Raises:
@@ -50,10 +50,10 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
         loading = [entry.name for part in (DeviceSpec, LoadSpec) for entry in settings_of(part)]
         _refuse_others(request, str(request.folder), "folder", "costs_file", "server", *loading)
         return examine(_of_run(request, Run.load(request.folder), None))
-    from draftgauge.api.doctor_files import of_files
-    from draftgauge.api.pair import target_of
     from draftgauge.api.profile import profile
-    from draftgauge.drafters.source import choose_drafter
+    from draftgauge.checkup.files import of_files
+    from draftgauge.drafters.base import choose_drafter
+    from draftgauge.pair.loading import target_of
 
     evidence = of_files(request.pair, target_of(request.pair), *choose_drafter(request.pair.drafter))
     rows = examine(evidence)
@@ -69,7 +69,7 @@ def doctor(request: DoctorRequest, *, progress: Progress = silent) -> list[dict[
 
 def _parity(request: DoctorRequest, url: str, against: str, progress: Progress) -> list[dict[str, Any]]:
     """A server's answers beside those of one without drafting, and its counters."""
-    from draftgauge.api.prompts import choose_prompts
+    from draftgauge.pair.prompts import choose_prompts
 
     given = given_settings(request).intersection(("limit", "per_task"))
     _, prompts = choose_prompts(request.prompts if given else replace(request.prompts, per_task=None, limit=PROMPTS))
@@ -108,7 +108,7 @@ def _of_run(request: DoctorRequest, run: Run, of_files: Evidence | None) -> Evid
     spec = replace(spec, loading=replace(spec.loading, tokenizer=manifest.tokenizer or spec.loading.tokenizer))
     if of_files is None:
         try:
-            from draftgauge.api.doctor_files import of_recorded
+            from draftgauge.checkup.files import of_recorded
 
             of_files = of_recorded(spec, manifest)
         except (DraftgaugeError, ModuleNotFoundError) as error:  # models that are no longer there, or their libraries
@@ -124,7 +124,7 @@ def _of_run(request: DoctorRequest, run: Run, of_files: Evidence | None) -> Evid
     held = UNKNOWN if of_files.compression is None else (manifest.target.compression, of_files.compression[1])
     evidence = replace(of_files, trace=trace, costs=costs, compression=held)
     if manifest.drafter in (CHECKPOINT, MTP) and trace.sampled is None and evidence.tokenizer is not None:
-        from draftgauge.api.doctor_files import layout_rates, mtp_rates
+        from draftgauge.checkup.files import layout_rates, mtp_rates
 
         with suppress(ModelError):  # a target that does not fit here
             if manifest.drafter == CHECKPOINT:

@@ -6,12 +6,12 @@ import json
 import shlex
 from typing import Any
 
-from draftgauge.api.requests import CostsRequest
-from draftgauge.api.started_costs import started_costs
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.verb import verb
+from draftgauge.pair.started_costs import started_costs
+from draftgauge.requests import CostsRequest
 from draftgauge.serving.forward_bench import CONTEXTS, calibrated, cases_document, costs_of_results
 from draftgauge.traces.engine_costs import EngineCosts
 

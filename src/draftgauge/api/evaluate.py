@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.prompts import choose_prompts, encode_prompts, encoder_of
-from draftgauge.api.requests import DiagnoseRequest, EvaluateRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, for_judging, in_turn, learned_from
+from draftgauge.core.verb import verb
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.evaluation import DrafterEvaluation, EvaluationPlan, evaluate_drafter
 from draftgauge.diagnostics.texts import HeldOutText, greedy_texts
@@ -30,6 +28,8 @@ from draftgauge.judging.statistics.crossed import Counts, depth_rows, interval, 
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.vocabulary import end_tokens
+from draftgauge.pair.prompts import choose_prompts, encode_prompts, encoder_of
+from draftgauge.requests import DiagnoseRequest, EvaluateRequest
 
 Row = dict[str, Any]
 DEFAULT_DEPTHS = 7

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from draftgauge.api.requests import ExportRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import remove_temporaries
+from draftgauge.core.verb import verb
 from draftgauge.drafters.formats import dflash, eagle3
 from draftgauge.drafters.formats.writing import ORIGIN, write_checkpoint
+from draftgauge.drafters.mtp import writing as mtp
 from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
 from draftgauge.models.folder import resolve_source
+from draftgauge.requests import ExportRequest
 
 
 @verb(ExportRequest)
@@ -35,8 +36,8 @@ def export(request: ExportRequest) -> list[dict[str, Any]]:
     if request.out.is_dir() and any(request.out.iterdir()) and not (request.out / ORIGIN).exists():
         raise DraftgaugeError(f"{request.out} holds files that no export left: choose an empty folder")
     config = read_config(request.drafter)
-    format_ = request.format or ("dflash" if config.block else "eagle3")
-    layout = {"eagle3": eagle3, "dflash": dflash}[format_]
+    format_ = request.format or ("mtp" if config.traits.own_layer else "dflash" if config.block else "eagle3")
+    layout = {"eagle3": eagle3, "dflash": dflash, "mtp": mtp}[format_]
     layout.check_exportable(config)
     tensors = layout.checkpoint_tensors(config, read_weights(request.drafter))
     write_checkpoint(request.drafter, request.out, config, tensors, layout.checkpoint_config(config))

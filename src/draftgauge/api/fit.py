@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.requests import FitRequest
-from draftgauge.api.runs import PAIR, Run
-from draftgauge.api.verb import verb
+from draftgauge.api.runs import Run
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import require_writable_file
 from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
+from draftgauge.core.verb import verb
 from draftgauge.judging.evaluate import evaluate_design
 from draftgauge.judging.fitting.logistic import fit_stopping
 from draftgauge.judging.fitting.speckv import fit_speckv
@@ -22,6 +21,7 @@ from draftgauge.judging.fitting.two_source import fit_two_source
 from draftgauge.judging.splits import (
     EVERYTHING,
     MIN_PROMPTS,
+    PAIR,
     design_of,
     names_splits,
     prompt_keys,
@@ -30,6 +30,7 @@ from draftgauge.judging.splits import (
 )
 from draftgauge.policies.base import Extends
 from draftgauge.policies.fitted import FITTED_SUFFIX, FittedPolicy, fitted_policy, save_fitted
+from draftgauge.requests import FitRequest
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.trace import Trace, narrow, select

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from draftgauge.api.costs import pair_costs
 from draftgauge.api.datastore import open_store, texts_of
-from draftgauge.api.pair import Pair, load_pair, refuse_beside_pair, sampling_of, target_of
-from draftgauge.api.prompts import log
-from draftgauge.api.requests import PLAIN, GenerateRequest
-from draftgauge.api.runs import warn_of_other_pairs
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, PromptError, warn
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
+from draftgauge.core.verb import verb
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.results import Generation, Origin
 from draftgauge.decoding.settings import DecodingSettings, check_request
 from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.judging.splits import warn_of_other_pairs
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.vocabulary import IncrementalDecoder, vocabulary_digest
+from draftgauge.pair.costs import pair_costs
+from draftgauge.pair.loading import Pair, load_pair, refuse_beside_pair, sampling_of, target_of
+from draftgauge.pair.prompts import log
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
+from draftgauge.requests import PLAIN, GenerateRequest
 from draftgauge.traces.datastore import grow, stored_output
 
 NO_MODEL = "prompt_lookup"  # plain decoding loads no draft

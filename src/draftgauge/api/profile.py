@@ -11,32 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.pair import Pair, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
-from draftgauge.api.profile_estimate import estimate_rows
-from draftgauge.api.prompts import choose_prompts, encode_prompts, log
-from draftgauge.api.quality import measure_quality, read_quality
-from draftgauge.api.recording import (
-    LLAMA_CPP,
-    check_batches,
-    has_costs,
-    make_manifests,
-    measure_pair,
-    missing_prompts,
-    record_in_parts,
-    record_missing,
-)
-from draftgauge.api.requests import ProfileRequest, SamplingSpec
-from draftgauge.api.served import read_differences, said_left_out, usable_answers
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
 from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.verb import verb
 from draftgauge.decoding.recorder import Answer
+from draftgauge.drafters.base import choose_drafter, drafter_kind, drafter_kinds
 from draftgauge.drafters.dense import DraftsRefused
-from draftgauge.drafters.source import choose_drafter, drafter_kind, drafter_kinds
 from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import replay_fixed_all
@@ -46,6 +30,22 @@ from draftgauge.models.compression import QUANTISED, check_quantises, quantizati
 from draftgauge.models.device import release_unused
 from draftgauge.models.prompts_text import answers_warning
 from draftgauge.models.spec import read_configuration
+from draftgauge.pair.estimate import estimate_rows
+from draftgauge.pair.loading import Pair, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
+from draftgauge.pair.prompts import choose_prompts, encode_prompts, log
+from draftgauge.pair.quality import measure_quality, read_quality
+from draftgauge.pair.recording import (
+    LLAMA_CPP,
+    check_batches,
+    has_costs,
+    make_manifests,
+    measure_pair,
+    missing_prompts,
+    record_in_parts,
+    record_missing,
+)
+from draftgauge.pair.served import read_differences, said_left_out, usable_answers
+from draftgauge.requests import ProfileRequest, SamplingSpec
 from draftgauge.traces.manifest import MANIFEST_NAME, Manifest
 from draftgauge.traces.run import Run
 from draftgauge.traces.trace import Trace, select
@@ -69,7 +69,7 @@ def profile(request: ProfileRequest, *, pair: Pair | None = None, progress: Prog
 
     Returns:
         Rows as :func:`profile_rows` describes; ``run`` names the folder of each run. Of a plan, as
-        :func:`~draftgauge.api.profile_estimate.estimate_rows`.
+        :func:`~draftgauge.pair.estimate.estimate_rows`.
 
     Raises:
         DraftgaugeError: for arguments, prompts, models or folders that cannot be used, before any work is done.
@@ -226,7 +226,7 @@ def profile_rows(runs: Sequence[Path]) -> list[dict[str, Any]]:
     ``hindsight_gain`` is the modelled speed of the hindsight optimum over that of the best fixed length (0 included),
     minus 1. ``differing`` is the share of positions of a serving engine's answers whose token is not the target's
     choice. ``kl`` and ``agreement`` compare a compressed target with the uncompressed one
-    (:func:`~draftgauge.api.quality.measure_quality`). ``cost_doubt`` says why the costs are not to be trusted. For a
+    (:func:`~draftgauge.pair.quality.measure_quality`). ``cost_doubt`` says why the costs are not to be trusted. For a
     mixture of experts, ``experts_1``, ``experts_2``, ... say how many experts a layer reads to verify so many tokens,
     ``verify_1_ms``, ... how long that takes. For a GGUF file ``kernels`` names the
     instruction sets that llama.cpp used.

@@ -16,26 +16,15 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.bench import bench
 from draftgauge.api.compare import compare_rows
-from draftgauge.api.pair import labelled, target_of
 from draftgauge.api.profile import AskedPrompt, record_runs
-from draftgauge.api.prompts import choose_prompts
-from draftgauge.api.requests import (
-    PLAIN,
-    BenchRequest,
-    JudgedSpec,
-    PairSpec,
-    ProfileRequest,
-    PromptSpec,
-    RankRequest,
-)
-from draftgauge.api.verb import verb
 from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory, warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
+from draftgauge.core.verb import verb
 from draftgauge.decoding.recorder import Answer
-from draftgauge.drafters.source import LoadOptions, choose_drafter, drafter_kind
+from draftgauge.drafters.base import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
@@ -44,7 +33,18 @@ from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
+from draftgauge.pair.loading import labelled, target_of
+from draftgauge.pair.prompts import choose_prompts
 from draftgauge.policies.spec import NO_DRAFT, make_policy
+from draftgauge.requests import (
+    PLAIN,
+    BenchRequest,
+    JudgedSpec,
+    PairSpec,
+    ProfileRequest,
+    PromptSpec,
+    RankRequest,
+)
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import read_costs
 from draftgauge.traces.manifest import MANIFEST_NAME

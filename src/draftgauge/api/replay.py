@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.api.datastore import read_stored
-from draftgauge.api.requests import ReplayRequest
 from draftgauge.api.runs import Run, fitted_here
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.verb import verb
 from draftgauge.judging.batch_rows import batch_rows
 from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design
@@ -19,6 +18,7 @@ from draftgauge.judging.verdict import say_verdict
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import NO_DRAFT, WHOLE_BATCH, PolicySpec, read_policies, with_objects
 from draftgauge.policies.stored_texts import with_stored
+from draftgauge.requests import ReplayRequest
 
 
 @verb(ReplayRequest)

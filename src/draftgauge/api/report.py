@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.requests import ReportRequest
 from draftgauge.api.runs import Run, fitted_here
-from draftgauge.api.verb import verb
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.provenance import read_measurement
+from draftgauge.core.verb import verb
 from draftgauge.policies.spec import read_policies
 from draftgauge.reporting.page import render
 from draftgauge.reporting.rows import judge_run
+from draftgauge.requests import ReportRequest
 
 REPORT_NAME = "report.html"
 

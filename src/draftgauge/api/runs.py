@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from draftgauge.core.errors import DraftgaugeError, warn
+from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.table import Rows
 from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
 from draftgauge.judging.replay import Replay
-from draftgauge.judging.splits import Design, design_of, prompt_keys
+from draftgauge.judging.splits import Design, design_of, fitted_on, warn_of_other_pairs, warn_of_seen
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted
 from draftgauge.policies.spec import PolicySpec, compared_policies
 from draftgauge.policies.two_source import TWO_SOURCE
 from draftgauge.traces import run as recorded
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace
-
-PAIR = "pair"
-"""Key of a fitted policy's provenance: fingerprints of target and draft."""
 
 
 class Run(recorded.Run):
@@ -60,36 +56,9 @@ class Run(recorded.Run):
         return design
 
 
-def fitted_on(policies: Sequence[PolicySpec]) -> set[str]:
-    return {key for policy in policies if policy.fitted is not None for key in policy.fitted.trained_on}
-
-
 def fitted_here(policies: Sequence[PolicySpec], design: Design, costs: CostCurve) -> dict[str, Replay]:
     """``two-source`` as it would do once it is fitted to the pair; nothing where a file is, or where it cannot be."""
     with suppress(DraftgaugeError):
         if not any(policy.name == TWO_SOURCE and policy.of_file for policy in policies):
             return {FITTED: replay_fitted(design, costs)}
     return {}
-
-
-def warn_of_other_pairs(policies: Sequence[PolicySpec], pair: Mapping[str, str | None]) -> None:
-    """Warn of policies that were fitted on another target or draft than ``pair``, the fingerprints of these."""
-    for policy in policies:
-        fitted = {} if policy.fitted is None else policy.fitted.provenance
-        if PAIR in fitted and fitted[PAIR] != dict(pair):
-            warn(
-                f"{policy} was fitted on another pair ({fitted.get('target')} and "
-                f"{fitted.get('draft') or 'no model'}): its chances of acceptance are of that one; fit it on a run of "
-                "this pair"
-            )
-
-
-def warn_of_seen(run: Path, design: Design, policies: Sequence[PolicySpec]) -> None:
-    """Warn of policies that are evaluated on prompts that they were fitted on."""
-    keys = set(prompt_keys(design.trace))
-    for policy in policies:
-        if policy.fitted is not None and (seen := len(keys.intersection(policy.fitted.trained_on))):
-            warn(
-                f"{policy} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
-                f"{design.split!r}): what it gains there says little about other prompts"
-            )

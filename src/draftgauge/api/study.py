@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.prompts import prompt_file
 from draftgauge.api.rank import record_alike, same_outputs
 from draftgauge.api.report import REPORT_NAME
-from draftgauge.api.requests import (
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.files import atomic_write_text, require_writable
+from draftgauge.core.progress import Progress, silent
+from draftgauge.core.provenance import command_line, environment
+from draftgauge.core.verb import verb
+from draftgauge.pair.prompts import prompt_file
+from draftgauge.requests import (
     CostSpec,
     DraftSpec,
     OutputSpec,
@@ -16,11 +21,6 @@ from draftgauge.api.requests import (
     StudyKvshotRequest,
     StudySpeckvRequest,
 )
-from draftgauge.api.verb import verb
-from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import atomic_write_text, require_writable
-from draftgauge.core.progress import Progress, silent
-from draftgauge.core.provenance import command_line, environment
 from draftgauge.studies.kvshot.decay import DEPTHS, MAX_NEW_TOKENS, decay_rows
 from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.plan import plan_study

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from draftgauge.api.requests import TrainRequest
-from draftgauge.api.verb import verb
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress, silent
+from draftgauge.core.verb import verb
+from draftgauge.requests import TrainRequest
 from draftgauge.training.reuse.estimate import estimate
 from draftgauge.training.reuse.train import train_drafter
 

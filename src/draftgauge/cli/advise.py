@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import AdviseRequest
 from draftgauge.cli.console import say, show_table
+from draftgauge.requests import AdviseRequest
 
 COLUMNS = {
     "policy": "setting",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draftgauge.api.requests import BenchRequest, BenchServersRequest
 from draftgauge.cli.console import (
     IncompleteError,
     by_target,
@@ -19,6 +18,7 @@ from draftgauge.cli.console import (
     source_columns,
 )
 from draftgauge.core.process import describe_load, machine_load
+from draftgauge.requests import BenchRequest, BenchServersRequest
 
 COLUMNS = {
     "policy": "policy",

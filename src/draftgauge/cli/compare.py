@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.requests import CompareRequest
 from draftgauge.cli.console import say, show_table
 from draftgauge.cli.rank import say_how_to_fit
+from draftgauge.requests import CompareRequest
 
 COLUMNS = {
     "setup": "setup",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import CostsRequest
 from draftgauge.cli.console import progress, say, show_table
+from draftgauge.requests import CostsRequest
 
 COLUMNS = {"batch": "requests", "length": "drafted", "verify_seconds": "verify, s", "draft_seconds": "draft, s"}
 

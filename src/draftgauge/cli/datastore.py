@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import DatastoreBuildRequest
 from draftgauge.cli.console import say
+from draftgauge.requests import DatastoreBuildRequest
 
 
 def build(request: DatastoreBuildRequest) -> list[dict[str, Any]]:

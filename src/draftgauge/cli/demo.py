@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.text import Text
 
-from draftgauge.api.requests import DemoRequest
 from draftgauge.cli.console import errors, progress, say, show_table
 from draftgauge.cli.generate import STYLES, legend, show_text
 from draftgauge.core.process import describe_load, machine_load
+from draftgauge.requests import DemoRequest
 
 POLICIES = {
     "policy": "policy",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import DiagnoseRequest
 from draftgauge.cli.console import named, progress, show_table
+from draftgauge.requests import DiagnoseRequest
 
 DRAFTER = named("design", "recipe", "layers", "injection", "seeds")
 QUERY = {

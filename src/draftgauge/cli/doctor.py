@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import DoctorRequest
 from draftgauge.cli.console import IncompleteError, progress, say
+from draftgauge.requests import DoctorRequest
 
 SHOWN = {"wrong": "WRONG", "suspect": "perhaps"}
 

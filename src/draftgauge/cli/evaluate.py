@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import EvaluateRequest
 from draftgauge.cli.console import progress, show_table
+from draftgauge.requests import EvaluateRequest
 
 BY_DEPTH = {
     "depth": "depth",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import ExportRequest
 from draftgauge.cli.console import named, say, show_table
+from draftgauge.requests import ExportRequest
 
 COLUMNS = named("format", "tensors", "parameters") | {"depths": "trained for"} | named("target")
 

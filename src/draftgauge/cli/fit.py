@@ -5,9 +5,9 @@ from __future__ import annotations
 from shlex import quote
 from typing import Any
 
-from draftgauge.api.requests import FitRequest
 from draftgauge.cli.console import say, show_table
 from draftgauge.core.prompts import TRAIN
+from draftgauge.requests import FitRequest
 
 COLUMNS = {
     "compression": "target",

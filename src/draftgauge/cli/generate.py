@@ -12,9 +12,9 @@ from cyclopts import Parameter
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from draftgauge.api.requests import GenerateRequest
 from draftgauge.cli.console import console, errors, progress
 from draftgauge.core.table import speed
+from draftgauge.requests import GenerateRequest
 
 STYLES = {"accepted": "green", "text": "yellow", "corrected": "bold red", "bonus": "bold cyan", "plain": ""}
 MARKS = {"accepted": "·", "text": "~", "corrected": "!", "bonus": "+", "plain": ""}

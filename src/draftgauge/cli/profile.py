@@ -5,8 +5,8 @@ from __future__ import annotations
 from shlex import quote
 from typing import Any
 
-from draftgauge.api.requests import ProfileRequest
 from draftgauge.cli.console import by_target, console, named, progress, say, show_table, show_verdicts, warn
+from draftgauge.requests import ProfileRequest
 
 COLUMNS = named("task", "prompts") | {
     "mean_accepted": "tokens accepted of the longest draft",
@@ -77,7 +77,7 @@ def profile(request: ProfileRequest) -> list[dict[str, Any]]:
 
 def _show_cut(request: ProfileRequest, rows: list[dict[str, Any]]) -> None:
     """How many prompts were recorded, where not all."""
-    from draftgauge.api.prompts import choose_prompts
+    from draftgauge.pair.prompts import choose_prompts
 
     asked = len(choose_prompts(request.prompts)[1])
     for row in rows:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from draftgauge.api.requests import RankRequest
 from draftgauge.cli.console import progress, say, show_table, warn
+from draftgauge.requests import RankRequest
 
 LIVE = "live_ratio_to_plain"
 COLUMNS = {

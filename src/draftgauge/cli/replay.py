@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.api.requests import ReplayRequest
 from draftgauge.cli.console import by_target, label, say, show_table, show_verdicts, source_columns
 from draftgauge.cli.rank import say_how_to_fit
+from draftgauge.requests import ReplayRequest
 
 COLUMNS = {
     "policy": "policy",

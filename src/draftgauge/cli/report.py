@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftgauge.api.requests import ReportRequest
 from draftgauge.cli.console import console
+from draftgauge.requests import ReportRequest
 
 
 def report(request: ReportRequest) -> None:

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from draftgauge.api.requests import TrainRequest
 from draftgauge.cli.console import errors, named, progress, say, show_table
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.process import busy_note, machine_load
 from draftgauge.core.table import speed
+from draftgauge.requests import TrainRequest
 
 PLAN_COLUMNS = {
     "target_parameters": "target parameters",

@@ -1,16 +1,18 @@
-"""Parts of what verbs can be asked, where packages below ``api`` take them too: each option is defined here once."""
+"""Parts of what verbs can be asked, such as a pair, prompts, lengths, sampling: each option is defined here once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.compressions import UNCOMPRESSED, Compression
+from draftgauge.core.config import option
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.prompts import kept_pipe
 from draftgauge.core.rendering import Rendering, template_arguments
-from draftgauge.core.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +96,202 @@ def positive(spec: Any, *names: str) -> None:
         value = getattr(spec, name)
         if value is not None and not value > 0:
             raise DraftgaugeError(f"{name} must be above 0, not {value:g}")
+
+
+KINDS_WITH_SOURCE = ("language_model", "checkpoint", "reuse")  # that "drafter" named beside "draft"
+REFERENCE = "reference"
+LONG_PROMPTS = ("error", "truncate", "skip")
+CHAT = "put text through the chat template as a user's message, or take it as it is; the template if there is one."
+
+
+def check_each_once(kind: str, names: Sequence[object]) -> None:
+    if not names or len(set(names)) < len(names):
+        listed = ", ".join(map(str, names)) or "none at all"
+        raise DraftgaugeError(f"name at least one {kind}, and each once, not {listed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec(CodeSpec):
+    """How a target's tokenizer is loaded."""
+
+    tokenizer: str | None = option(None, help="folder or id of the target's tokenizer, where it has none of its own.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetLoadSpec(TokenizerSpec):
+    """How a target is loaded."""
+
+    engine: str = option("auto", help="'lean', 'static', 'modules', 'gguf', 'openvino' (docs/engines.md).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec(TargetLoadSpec):
+    """How models are loaded."""
+
+    device_map: str | None = option(None, help="spread the target over all GPUs: 'auto', 'balanced' or 'sequential'.")
+    draft_device: str | None = option(None, help="where a draft model runs; with the target if left out.")
+    allow_pickle: bool = option(False, help="read a drafter's pickled weights, which can run code.")
+
+
+def drafter_for(draft: str, drafter: str | None) -> str:
+    """What drafts by two settings of former releases: ``drafter``, a kind, and ``draft``, its model or folder."""
+    if drafter in (None, *KINDS_WITH_SOURCE):
+        return draft
+    if draft not in (drafter, REFERENCE):
+        raise DraftgaugeError(f"{drafter} drafts without the model {draft}: leave out --draft, or --drafter")
+    assert drafter is not None
+    return drafter
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSpec:
+    """A target and what drafts for it."""
+
+    target: str | None = option(
+        None, help="target model: an id, a folder or 'reference' (bundled); if left out the drafter's, or 'reference'."
+    )
+    drafter: str | None = option(
+        None,
+        help="what drafts: a model (an id, a folder or 'reference'), a trained drafter's folder, an EAGLE-3, DFlash or "
+        "DSpark checkpoint, or 'lookup'; 'reference' if left out.",
+    )
+    compression: tuple[Compression, ...] = option(
+        (UNCOMPRESSED,),
+        help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, nf4, int4, or several with commas.",
+    )
+    machine: DeviceSpec = DeviceSpec()
+    loading: LoadSpec = LoadSpec()
+    draft: str | None = option(None, help="")  # former name of ``drafter`` where a model drafts
+
+    def __post_init__(self) -> None:
+        check_each_once("compression", self.compression)
+        if self.draft is not None:
+            warn("draft is the former name of drafter and will go: pass drafter", DeprecationWarning)
+            object.__setattr__(self, "drafter", drafter_for(self.draft, self.drafter))
+            object.__setattr__(self, "draft", None)
+
+    def at(self, compression: str) -> PairSpec:
+        return replace(self, compression=(compression,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSpec:
+    """Which prompts."""
+
+    prompts: str | None = option(
+        None,
+        help="JSON Lines with 'prompt', 'turns', 'messages' or 'conversations', or 'reference:SPLIT'; bundled test "
+        "prompts if left out.",
+    )
+    limit: int | None = option(None, help="use at most this many prompts, the first of every task in turn.")
+    per_task: int | None = option(None, help="use at most this many prompts of each task and split.")
+    tasks: tuple[str, ...] = option((), help="use these tasks only, separated by commas.")
+    split: str | None = option(None, help="use the prompts of this split only: train, validation or test.")
+    long_prompts: str = option("error", help="prompts longer than the models take: error, truncate or skip.")
+    chat: bool | None = option(None, negative="--raw", help=CHAT)
+    turns: int = option(1, help="of several turns, use up to this many, each behind the answers to earlier ones.")
+    conversation: ChatSpec = ChatSpec()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", kept_pipe(self.prompts))
+        at_least_one(self, "limit", "per_task", "turns")
+        if self.long_prompts not in LONG_PROMPTS:
+            raise DraftgaugeError(f"long_prompts must be one of {', '.join(LONG_PROMPTS)}, not {self.long_prompts!r}")
+
+    @property
+    def rendering(self) -> Rendering:
+        return self.conversation.rendering(self.chat, self.turns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedSpec:
+    """Which prompts of a recorded run policies are judged on."""
+
+    tasks: tuple[str, ...] = option((), help="judge on these tasks only, separated by commas.")
+    split: str | None = option(None, help="judge on train, validation, test or all; on test if there are enough.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSpec:
+    """How long outputs may be."""
+
+    max_new_tokens: int = option(128, help="output tokens a prompt at most.")
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "max_new_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSpec:
+    """How long drafts may be."""
+
+    gamma_max: int = option(16, help="longest draft.")
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "gamma_max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSpec:
+    """How tokens are chosen."""
+
+    temperature: float = option(0.0, help="0 decodes greedily; above 0 output and drafts are sampled.")
+    top_k: int = option(0, help="sample from the k most likely tokens; 0 is off.")
+    top_p: float = option(1.0, help="sample from the smallest set with this much probability; 1 is off.")
+    checkpoint_sampling: bool = option(False, help="sample as the target's own generation_config.json says.")
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_sampling and (self.temperature, self.top_k, self.top_p) != (0.0, 0, 1.0):
+            raise DraftgaugeError(
+                "checkpoint_sampling takes temperature, top_k and top_p from the target: leave out these three, or it"
+            )
+        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise DraftgaugeError(
+                "temperature is 0 or more, top_k 0 or more and top_p above 0 and at most 1, not "
+                f"{self.temperature:g}, {self.top_k} and {self.top_p:g}"
+            )
+        if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1.0):
+            raise DraftgaugeError(
+                "top_k and top_p say what to sample from, and at temperature 0 decoding is greedy: give a temperature "
+                "too, or leave them out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorSpec(WorkersSpec):
+    """Where prompts are recorded."""
+
+    shards: int = option(1, help="parts of the prompts, each recorded by a worker of its own.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "shards")
+
+    @property
+    def in_parts(self) -> bool:
+        return self.shards > 1 or self.executor != "local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSpec:
+    """Servers that are started on this machine, and stopped."""
+
+    drafter: str | None = option(None, help="what drafts in a server that is started: a model, 'lookup' or 'mtp'.")
+    kind: str | None = option(
+        None, help="the kind of that model: language_model, eagle3, dflash ... (docs/serving.md)."
+    )
+    program: str | None = option(
+        None, help="what starts a server, with options of your own; 'llama-server' or 'vllm serve' if left out."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSpec:
+    """How a pair's costs are measured."""
+
+    cost_seconds: float = option(15.0, help="seconds for measuring what a step costs, at each compression; 0: once.")
+    measure: bool = option(False, help="measure the pair's costs again.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cost_seconds < math.inf:
+            raise DraftgaugeError(f"cost_seconds must be at least 0 and finite, not {self.cost_seconds:g}")

@@ -16,11 +16,11 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.diagnostics.alpha import Ints, agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.diagnostics.tree import tree_acceptance
-from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, device_of, record_passes
+from draftgauge.drafters.base import Draft, Drafter, Drafting, DraftsUnread, UnreadDraft, device_of, record_passes
+from draftgauge.drafters.mtp.live import drafter_of
 from draftgauge.drafters.reuse.blockwise import BlockNet
-from draftgauge.drafters.reuse.live import new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.source import Drafting
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import seconds
 from draftgauge.models.taps import attach_taps
@@ -33,7 +33,8 @@ class EvaluationPlan:
 
     Attributes:
         depths: K, tokens a draft.
-        live, tree, latency: how many texts; 0 leaves the measure out, None takes all. Blocks have no trees.
+        live, tree, latency: how many texts; 0 leaves the measure out, None takes all. Blocks and
+            MTP heads have no trees.
     """
 
     depths: int
@@ -81,12 +82,13 @@ def evaluate_drafter(
     forced = np.array([depth_counts(a, k, count) for a, k in zip(lengths, labelled, strict=True)])
     progress("evaluation", 1, 4)
 
-    drafter = new_drafter(net, target, attach_taps(target, net.config.tap_plan), Drafting(plan.settings.end_tokens))
+    drafter = drafter_of(net, target, attach_taps(target, net.config.tap_plan), Drafting(plan.settings.end_tokens))
     live, mismatched = live_acceptance(target, drafter, texts[: plan.live], count, plan.settings)
     live_counts = np.array(live, np.int64).reshape(-1, 2, count)  # also of no text
     progress("evaluation", 2, 4)
 
-    with_trees = [] if isinstance(net, BlockNet) else [text for text in texts[: plan.tree] if len(text.prompt) > 1]
+    treeless = isinstance(net, BlockNet | OwnLayerNet)
+    with_trees = [] if treeless else [text for text in texts[: plan.tree] if len(text.prompt) > 1]
     trees = tree_acceptance(net, target.module, with_trees)
     progress("evaluation", 3, 4)
     timed = texts[: plan.latency]

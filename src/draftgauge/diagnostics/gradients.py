@@ -27,6 +27,7 @@ from draftgauge.diagnostics.texts import HeldOutText
 from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import Features, batch_features
 from draftgauge.training.reuse.statistics import parameter_groups
@@ -139,7 +140,8 @@ class _Probe:
         for (columns, begin, _), gradient in zip(shown, derivatives, strict=True):
             if gradient is None:
                 continue
-            by_row = gradient[0] if gradient.ndim == 3 else gradient[0].transpose(0, 1)
+            rows_first = gradient.ndim == 3 or isinstance(self.net, OwnLayerNet)
+            by_row = gradient[0] if rows_first else gradient[0].transpose(0, 1)
             for group, part in columns:
                 norms = by_row.flatten(1)[:, part].float().norm(dim=-1).cpu()
                 rows = norms[: max(0, len(strength[group]) - begin)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.drafters.reuse.rotary import Tables, window
-from draftgauge.models.growing import grown, room_for
+from draftgauge.models.base import grown, room_for
 
 KeysValues = tuple[Tensor, Tensor]
 FIRST_CAPACITY = 512

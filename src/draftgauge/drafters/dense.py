@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.drafters.base import Drafter
-from draftgauge.drafters.source import Drafting
+from draftgauge.drafters.base import Drafter, Drafting
 from draftgauge.models.base import CachedModel
 from draftgauge.verification import Sampling, choose, draw, probabilities, residual, signals
 

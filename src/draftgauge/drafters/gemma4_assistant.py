@@ -22,9 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.anchors import AnchorCache
+from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.formats.files import has_config, read_config
 from draftgauge.drafters.formats.live import CheckpointDrafter
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import upload

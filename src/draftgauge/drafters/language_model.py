@@ -9,10 +9,18 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
-from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
+from draftgauge.drafters.base import (
+    Draft,
+    Drafting,
+    DraftSource,
+    KeepDrafting,
+    LoadOptions,
+    Source,
+    UnreadDraft,
+    register_drafter,
+)
 from draftgauge.drafters.dense import Chances, DenseDrafts, draft_densely, draft_refused
 from draftgauge.drafters.draft_builder import DraftBuilder
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import draft_compression
 from draftgauge.models.device import generator_on, upload

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
-from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
+from draftgauge.drafters.base import Draft, Drafting, KeepDrafting, LoadOptions, Source, UnreadDraft, register_drafter
 from draftgauge.drafters.dense import (
     CHUNK,
     DenseDrafts,
@@ -30,7 +30,6 @@ from draftgauge.drafters.dense import (
 from draftgauge.drafters.formats.files import has_config, read_config
 from draftgauge.drafters.formats.settings import Settings
 from draftgauge.drafters.language_model import FollowsWithModel, LanguageModelSource
-from draftgauge.drafters.source import Drafting, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import generator_on
 from draftgauge.models.folder import is_drafter_checkpoint

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads, SignalName
-from draftgauge.drafters.base import Draft, KeepDrafting
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.drafters.base import Draft, Drafting, DraftSource, KeepDrafting, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.taps import Taps
 from draftgauge.policies.base import Signal

@@ -16,20 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draftgauge.api.pair import Pair
-from draftgauge.api.requests.parts import drafter_for
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.parts import drafter_for
 from draftgauge.core.signals import SignalName
-from draftgauge.drafters.base import Draft, completed
+from draftgauge.drafters.base import Draft, Drafting, LoadOptions, choose_drafter, completed, drafter_kind
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
-from draftgauge.drafters.source import Drafting, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import half_precision
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.loading import load_tokenizer, wrap
+from draftgauge.pair.loading import Pair
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.engine_costs import read_costs

@@ -1,17 +1,22 @@
-"""Which prompts a policy is fitted and judged on: whole prompts, as the steps of one depend on each other."""
+"""Which prompts a policy is fitted and judged on: whole prompts, as the steps of one depend on each other.
+
+Policies that were fitted on another pair, or on the prompts to judge, are warned of.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import TraceError, warn
 from draftgauge.core.prompts import SPLITS, TEST, TRAIN, VALIDATION
+from draftgauge.policies.spec import PolicySpec
 from draftgauge.traces.trace import PromptInfo, Trace, conversations, select
 
 EVERYTHING = "all"
@@ -139,3 +144,34 @@ def design_of(trace: Trace, split: str | None = None, trained_on: Collection[str
         return Design(TEST, trace, None)
     judged = split_trace(trace, split, why=why)
     return Design(split, judged, None if split in (TRAIN, EVERYTHING) else split_trace(trace, TRAIN))
+
+
+PAIR = "pair"
+"""Key of a fitted policy's provenance: fingerprints of target and draft."""
+
+
+def fitted_on(policies: Sequence[PolicySpec]) -> set[str]:
+    return {key for policy in policies if policy.fitted is not None for key in policy.fitted.trained_on}
+
+
+def warn_of_other_pairs(policies: Sequence[PolicySpec], pair: Mapping[str, str | None]) -> None:
+    """Warn of policies that were fitted on another target or draft than ``pair``, the fingerprints of these."""
+    for policy in policies:
+        fitted = {} if policy.fitted is None else policy.fitted.provenance
+        if PAIR in fitted and fitted[PAIR] != dict(pair):
+            warn(
+                f"{policy} was fitted on another pair ({fitted.get('target')} and "
+                f"{fitted.get('draft') or 'no model'}): its chances of acceptance are of that one; fit it on a run of "
+                "this pair"
+            )
+
+
+def warn_of_seen(run: Path, design: Design, policies: Sequence[PolicySpec]) -> None:
+    """Warn of policies that are evaluated on prompts that they were fitted on."""
+    keys = set(prompt_keys(design.trace))
+    for policy in policies:
+        if policy.fitted is not None and (seen := len(keys.intersection(policy.fitted.trained_on))):
+            warn(
+                f"{policy} was fitted on {seen} of the {len(keys)} prompts that it is evaluated on ({run}, split "
+                f"{design.split!r}): what it gains there says little about other prompts"
+            )

@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     BitsAndBytesConfig,
+    GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -144,6 +146,10 @@ def auto_class(config: PreTrainedConfig, source: str | Path = "the model") -> An
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto
+    named: Any = getattr(transformers, (config.architectures or [""])[0], None)
+    if getattr(named, "config_class", None) is type(config) and issubclass(named, GenerationMixin):
+        AutoModelForCausalLM.register(type(config), named, exist_ok=True)  # listed by its whole model alone
+        return AutoModelForCausalLM
     raise ModelError(
         f"{source} is of the type {config.model_type}, for which transformers has no language model that writes text: "
         "choose a causal language model, or one that takes images and text"

@@ -25,7 +25,7 @@ from draftgauge.models.compression import (
     method_of,
     quantization_config,
 )
-from draftgauge.models.device import choose_device
+from draftgauge.models.device import choose_device, release_freed
 from draftgauge.models.engines.gguf import GGUF_ENGINES, GgufModel
 from draftgauge.models.engines.gguf_library import INSTALL
 from draftgauge.models.engines.lean import LeanModel
@@ -35,9 +35,7 @@ from draftgauge.models.engines.openvino import OPENVINO_ENGINES, OpenvinoModel
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, is_gguf, is_openvino, model_folder
-from draftgauge.models.mapped import release_freed
-from draftgauge.models.spec import read_configuration
-from draftgauge.models.transformers_calls import no_bars
+from draftgauge.models.spec import no_bars, read_configuration
 from draftgauge.models.weight_only import quantise
 
 OWN_ENGINES = ("lean", "static", "modules")
@@ -235,7 +233,13 @@ def wrap(model: PreTrainedModel, engine: str = "auto", owned: bool = False) -> C
             warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
     if engine in ("lean", "static"):
         return (StaticModel if engine == "static" else LeanModel)(model, owned)
-    return (RecurrentModel if any(map(holds_states, rollback_cache(model).layers)) else ModulesModel)(model)
+    try:
+        return (RecurrentModel if any(map(holds_states, rollback_cache(model).layers)) else ModulesModel)(model)
+    except (AttributeError, NotImplementedError) as error:  # no count of layers, or no table of tokens
+        raise ModelError(
+            f"this {model.config.model_type} model is not a decoder that takes in tokens layer by layer "
+            f"({' '.join(str(error).split())[:200]}): choose a decoder-only language model"
+        ) from error
 
 
 def engine_at(engine: str, known: str, compression: str, device: torch.device) -> str:

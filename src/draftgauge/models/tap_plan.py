@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.engines.lean_families import LENGTH_DEPENDENT_ROPE
-from draftgauge.models.spec import rope_kinds
+from draftgauge.models.spec import layer_config, rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
 
 FULL_ATTENTION = ("full_attention", "attention", "hybrid")  # kinds of layers by transformers' names
@@ -57,6 +57,10 @@ def tap_plan(
             f"there is no layer {', '.join(map(str, missing))} to tap: this {config.model_type} has {count}, counted "
             f"from 0 to {count - 1}"
         )
+    if hidden and (absent := sorted({*chosen}.intersection(_of_images(config)))):
+        raise ModelError(
+            f"layer {absent[0]} of this {config.model_type} reads images and is left out of text: tap other layers"
+        )
     kv_layers = chosen if kv else ()
     if kv and isinstance(rule, str):
         kv_layers = nearest_full(config, chosen)
@@ -75,7 +79,7 @@ def tap_plan(
 
 def _check_keys(config: PreTrainedConfig) -> None:
     """Refuse a target whose cache does not hold keys that say what was read."""
-    if getattr(config, "kv_lora_rank", None):
+    if getattr(layer_config(config, 0), "kv_lora_rank", None):
         raise ModelError(
             f"this {config.model_type} caches a latent (MLA) in place of keys and values: choose a drafter that reads "
             "hidden states"
@@ -93,12 +97,18 @@ def check_rope(config: PreTrainedConfig) -> None:
         )
 
 
+def _of_images(config: PreTrainedConfig) -> Sequence[int]:
+    return getattr(config, "cross_attention_layers", None) or ()
+
+
 def _full_attention(config: PreTrainedConfig) -> list[int]:
     return [layer for layer in range(config.num_hidden_layers) if not _without_keys(config, layer)]
 
 
 def _without_keys(config: PreTrainedConfig, layer: int) -> str:
     """Why a layer keeps no keys of the whole text; empty where it does."""
+    if layer in _of_images(config):
+        return "reads images"
     if layer >= config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0):
         return "reads the keys of another layer"
     kinds, length = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)

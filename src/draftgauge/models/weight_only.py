@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from draftgauge.core.compressions import INT4, INT8_WEIGHT
 from draftgauge.core.errors import warn
-from draftgauge.models.device import private
-from draftgauge.models.mapped import forget
+from draftgauge.models.device import forget, private
 
 GROUP = 32  # inputs that share a scale of int4
 INT4_OUTPUTS = 16  # the int4 kernel takes multiples of this many outputs

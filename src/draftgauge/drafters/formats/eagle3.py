@@ -195,6 +195,8 @@ def check_exportable(config: ReuseConfig) -> None:
         reads = (
             "it reads the target's keys and values, as only the served assistants of the Gemma 4 family do"
             if config.traits.reads_kv
+            else "an MTP head is written as mtp"
+            if config.traits.own_layer
             else "it does not read the target's hidden states, which an EAGLE-3 drafter starts from"
         )
         raise DraftgaugeError(

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache
+from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.decoder import Branches, DrafterNet
 from draftgauge.drafters.formats.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
 from draftgauge.drafters.reuse.live import RECORDED_ANCHORS, ReuseDrafter
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.tap_plan import TapPlan

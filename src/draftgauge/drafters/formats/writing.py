@@ -44,7 +44,7 @@ def write_checkpoint(
     (out / CONFIG).unlink(missing_ok=True)
     own = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     atomic_write_bytes(out / MODEL, save(own, metadata={"format": "pt"}))
-    dtype = str(tensors["fc.weight"].dtype).removeprefix("torch.")
+    dtype = str(next(each.dtype for each in tensors.values() if each.is_floating_point())).removeprefix("torch.")
     atomic_write_text(out / CONFIG, json.dumps({**settings, "dtype": dtype}, indent=1) + "\n")
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.building import PLAIN
-from draftgauge.drafters.mtp.families import COUNTS, MtpFamily
+from draftgauge.drafters.mtp.families import MtpFamily
 from draftgauge.drafters.mtp.files import MARK, announced, headers, heads_of, known_family, read, some
-from draftgauge.drafters.mtp.net import Head, MtpLayout, MtpNet
+from draftgauge.drafters.mtp.head import Head, head_config, take_norm
+from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import explained
 from draftgauge.models.hidden import decoder_layers, final_norm, text_decoder
-from draftgauge.models.transformers_calls import no_bars, no_hints
+from draftgauge.models.spec import no_bars, no_hints
 
 
 def build_mtp(source: str | Path, target: CachedModel) -> MtpNet:
@@ -79,9 +79,7 @@ def _head(
         decoder, report = kind.from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    behind = final_norm(decoder)
-    name = next(name for name, part in decoder.named_children() if part is behind)
-    setattr(decoder, name, nn.Identity())  # the head's own is run outside, as some families pass on what is before it
+    take_norm(decoder)
     missing += [name for name in report["missing_keys"] if name.startswith("layers.")]
     extra, other = report["unexpected_keys"], [str(each[0]) for each in report["mismatched_keys"]]
     faults = (("lacks {}", missing), ("has {} beside what is wanted", extra), ("has {} in other shapes", other))
@@ -97,21 +95,6 @@ def _head(
         own.weight.data = whole[part].to(device, dtype)
         return own  # type: ignore[no-any-return]
 
-    projection = whole["projection"].to(device, dtype)
+    projection = nn.Linear(2 * width, width, bias=False, device="meta")
+    projection.weight = nn.Parameter(whole["projection"].to(device, dtype), requires_grad=False)
     return Head(normed("embedding"), normed("hidden"), projection, decoder.to(device).eval(), normed("norm"))
-
-
-def head_config(text: PreTrainedConfig, family: MtpFamily, number: int = 0) -> PreTrainedConfig:
-    """The target's configuration for the layers of one head alone."""
-    config = copy.deepcopy(text)
-    settings: dict[str, Any] = {"num_hidden_layers": len(family.blocks), "vocab_size": 1, "pad_token_id": 0}
-    settings |= {**dict.fromkeys(COUNTS, 0), **family.settings}
-    for name, other in family.from_settings.items():  # lists with an entry for every layer of every head
-        settings |= {name: own[number:]} if (own := getattr(text, other, None)) else {}
-    for name, value in settings.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    if getattr(config, "quantization_config", None) is not None:
-        del config.quantization_config
-    config._attn_implementation = "eager" if text._attn_implementation == "eager" else "sdpa"
-    return config

@@ -165,5 +165,13 @@ FAMILIES: dict[str, MtpFamily] = {
 }
 
 
+def trained_family(target_type: str) -> MtpFamily:
+    """How a head that is trained here runs: Qwen3.5's layout, around a layer as the target's family ships it."""
+    known = family_of(target_type)
+    if known is not None and known[1].projection == _QWEN["projection"]:
+        return known[1]
+    return MtpFamily((target_type,), **_QWEN, settings=_FULL if known is None else known[1].settings)
+
+
 def family_of(target_type: str) -> tuple[str, MtpFamily] | None:
     return next(((name, family) for name, family in FAMILIES.items() if target_type in family.targets), None)

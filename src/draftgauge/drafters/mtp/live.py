@@ -7,11 +7,15 @@ from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import file_sha256
+from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.drafters.mtp.building import build_mtp
 from draftgauge.drafters.mtp.files import MARK, headers, is_extracted
-from draftgauge.drafters.mtp.net import MtpNet
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
+from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
+from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
+from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
+from draftgauge.drafters.reuse.persistence import is_mtp_head, load_drafter, read_description
 from draftgauge.models.base import CachedModel
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import Taps
@@ -21,6 +25,18 @@ class MtpDrafter(CheckpointDrafter):
     """Drafts with the MTP heads of its target."""
 
     net: MtpNet  # type: ignore[assignment]
+
+
+def drafting_net(net: OwnLayerNet, target: CachedModel) -> MtpNet:
+    """A trained head as it drafts, with the same weights."""
+    return MtpNet(MtpLayout("mtp-trained", net.config.hidden_layers, None), net.family, [net.core], target.module)
+
+
+def drafter_of(net: ReuseNet, target: CachedModel, taps: Taps, how: Drafting) -> ReuseDrafter:
+    """The drafter of a trained network of any design."""
+    if isinstance(net, OwnLayerNet):
+        return MtpDrafter(drafting_net(net, target), target, taps, *how)  # type: ignore[arg-type]
+    return new_drafter(net, target, taps, how)
 
 
 @register_drafter
@@ -38,7 +54,12 @@ class MtpSource(DraftSource):
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
-        return is_extracted(drafter)
+        return is_extracted(drafter) or is_mtp_head(drafter)
+
+    @classmethod
+    def trained_for(cls, source: Source) -> str | None:
+        trained = source is not None and is_mtp_head(source)
+        return str(read_description(Path(source))["config"]["target_source"]) or None if trained else None  # type: ignore[arg-type]
 
     @classmethod
     def resolve(cls, source: Source) -> Source:
@@ -49,6 +70,10 @@ class MtpSource(DraftSource):
         own = target.module.config.name_or_path if source is None and target.module is not None else source
         if not own:
             raise DraftgaugeError("the target was not loaded from files, so its MTP head is not found: name a folder")
+        if is_mtp_head(own):
+            trained = load_drafter(own, target)
+            assert isinstance(trained, OwnLayerNet)
+            return cls(own, drafting_net(trained, target))
         return cls(own, build_mtp(own, target))
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> MtpDrafter:

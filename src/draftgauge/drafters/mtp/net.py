@@ -16,38 +16,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
 from draftgauge.drafters.formats.decoder import DrafterNet
 from draftgauge.drafters.mtp.families import MtpFamily
+from draftgauge.drafters.mtp.head import Head, Take
 from draftgauge.models.hidden import final_norm
-from draftgauge.models.transformers_calls import attention_kernels, cache_argument
-
-Take = Callable[[int, Tensor, Tensor], KeysValues]
-
-
-class Passing(DynamicCache):
-    """A cache for one pass, which hands keys and values of each layer to a function and gives back what it returns."""
-
-    def __init__(self, take: Take) -> None:
-        super().__init__()
-        self._take = take
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> KeysValues:
-        return self._take(layer_idx, key_states, value_states)
-
-
-class Head(NamedTuple):
-    """One head: the norms of its inputs, the projection ``[H, 2H]``, its layers, and the norm behind them."""
-
-    embedding: nn.Module
-    hidden: nn.Module
-    projection: Tensor
-    decoder: PreTrainedModel
-    norm: nn.Module
 
 
 class MtpCache(AnchorCache):
@@ -107,10 +83,6 @@ class MtpNet(DrafterNet):
         self.layout, self.family, self.heads, self.d2t = layout, family, heads, None
         self._target_norm = final_norm(target) if family.after_norm else None
         self._embed, self._logits = target.get_input_embeddings(), target.get_output_embeddings()
-        config = heads[0].decoder.config
-        self._argument = next(iter(cache_argument(heads[0].decoder, DynamicCache())))
-        self._kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-        self._window = getattr(config, "sliding_window", None) if "sliding_attention" in self._kinds else None
         self._pairs = self._probe()
 
     def read_as(self, family: MtpFamily, target: PreTrainedModel) -> MtpNet:
@@ -128,19 +100,19 @@ class MtpNet(DrafterNet):
             found[layer] = keys[:, :, :0].clone(), values[:, :, :0].clone()
             return keys, values
 
-        like = self.heads[0].projection
-        place = torch.zeros(1, dtype=torch.int64, device=like.device)
-        self._decoded(self.heads[0], like.new_zeros(1, like.shape[0]), place, place[None] == 0, place[None], take)
+        like = self.heads[0].projection.weight
+        place = torch.zeros(1, 1, dtype=torch.int64, device=like.device)
+        self.heads[0].decoded(like.new_zeros(1, 1, like.shape[0]), place, place[None] == 0, place, take)
         return found
 
     def begin(self) -> MtpCache:
         shapes = [pair for _ in self.heads for pair in self._pairs.values()]
-        return MtpCache(shapes, self.heads[0].projection, len(self.heads))
+        return MtpCache(shapes, self.heads[0].projection.weight, len(self.heads))
 
     def absorb(self, cache: AnchorCache, places: Places, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The states ``[n, D, H]`` of every head at the new places."""
         assert isinstance(cache, MtpCache)
-        states = hidden[:, 0].to(self.heads[0].projection.dtype)
+        states = hidden[:, 0].to(self.heads[0].projection.weight.dtype)
         if self._target_norm is not None:
             states = self._target_norm(states)
         found: list[Tensor] = []
@@ -230,46 +202,15 @@ class MtpNet(DrafterNet):
         visible, columns = torch.cat((shared, mine), 1), torch.cat((columns, added))
         return self._given(number, rows, visible, columns, take), tuple(new)
 
-    def _pair(self, number: int, layer: int) -> int:
-        return number * len(self._pairs) + list(self._pairs).index(layer)
-
     def _given(
         self, number: int, rows: tuple[Tensor, Tensor, Tensor], visible: Tensor, columns: Tensor, take: Take
     ) -> Tensor:
-        (tokens, states, places), head = rows, self.heads[number]
-        embedded = self._embed(tokens).to(states.dtype)
-        if self.family.zero_first:
-            embedded = embedded * (places > 0)[:, None]
-        both = [head.embedding(embedded), head.hidden(states)]
-        joined = F.linear(torch.cat(both[::-1] if self.family.hidden_first else both, -1), head.projection)
-        states = self._decoded(head, joined, places, visible, columns, take)
-        return head.norm(states) if self.family.passes_normed else states
+        tokens, states, places = (part[None] for part in rows)
+        pairs = self._embed(tokens), states, places
+        return self.heads[number].run(self.family, pairs, visible[None], columns[None], take)[0]
 
-    def _decoded(
-        self, head: Head, states: Tensor, places: Tensor, visible: Tensor, columns: Tensor, take: Take
-    ) -> Tensor:
-        mask: Any = _additive(visible, states)
-        if self._kinds:
-            mask = dict.fromkeys(self._kinds, mask)
-            if self._window is not None:
-                near = places[:, None] - columns < self._window
-                mask["sliding_attention"] = _additive(visible & near, states)
-        with attention_kernels(states.device):
-            output = head.decoder(
-                inputs_embeds=states[None],
-                position_ids=places[None],
-                attention_mask=mask,
-                use_cache=True,
-                **{self._argument: Passing(take)},
-            )
-        last: Tensor = output.last_hidden_state[0]
-        return last
-
-
-def _additive(visible: Tensor, like: Tensor) -> Tensor:
-    """A mask ``[1, 1, n, columns]``."""
-    mask = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill_(~visible, torch.finfo(like.dtype).min)[None, None]
+    def _pair(self, number: int, layer: int) -> int:
+        return number * len(self._pairs) + list(self._pairs).index(layer)
 
 
 class MtpBranches:

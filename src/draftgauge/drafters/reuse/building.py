@@ -15,6 +15,7 @@ from draftgauge.core.seeds import derive_seed
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.rotary import target_rotary
 from draftgauge.models.hidden import final_norm
 
@@ -38,12 +39,14 @@ def new_net(
         for name, parameter in net.named_parameters():
             if name == "head.weight":
                 parameter.copy_(head if net.d2t is None else head[net.d2t])
+            elif parameter.ndim == 1 and config.traits.own_layer:
+                continue  # as the family starts norms and biases, and the last norm as the target's
             elif name.endswith(".bias") or name == "markov.1.weight":
                 parameter.zero_()
             elif parameter.ndim == 1:
                 parameter.fill_(1)
             else:
-                scale = float(net.embedding.float().std()) if name == "mask" else parameter.shape[1] ** -0.5
+                scale = float(net.embedding.float().std()) if name == "mask" else parameter.shape[-1] ** -0.5
                 generator = torch.Generator().manual_seed(derive_seed(seed, "reuse", name))
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     return net
@@ -56,6 +59,8 @@ def _empty(config: ReuseConfig, embedding: Tensor, rotary: nn.Module, draft_toke
 @torch.no_grad()
 def start_norm(net: ReuseNet, target_module: PreTrainedModel) -> None:
     """Start the drafter's last norm from the scale of the target's, which families store in several ways."""
+    if isinstance(net, OwnLayerNet):
+        return
     norm, ones = final_norm(target_module), torch.ones_like(net.norm.weight)
     if norm is not None:
         ones[::2] = -1  # of mean 0 and square 1, so that every kind of norm leaves it as it is before it scales
@@ -71,6 +76,8 @@ def attach(config: ReuseConfig, target_module: PreTrainedModel, draft_tokens: Te
             f"this drafter is for a target of {config.vocabulary} tokens and hidden size {config.hidden_size}, "
             f"not {embedding.shape[0]} and {embedding.shape[1]}: choose the target that it was made for"
         )
+    if config.traits.own_layer:
+        return OwnLayerNet(config, target_module)
     rotary = target_rotary(target_module, config.rope, config.rope_kind, config.head_dim)
     with torch.device("meta"):  # no time and no random numbers for weights that are overwritten
         net = _empty(config, embedding, rotary, draft_tokens)
@@ -118,7 +125,12 @@ def frequent_tokens(counts: Tensor, size: int) -> Tensor:
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
-def count_parameters(config: ReuseConfig) -> int:
+def count_parameters(config: ReuseConfig, target_module: PreTrainedModel | None = None) -> int:
+    """Parameters of a drafter with its head. An MTP head has the target's, and needs the target's shapes."""
+    if config.traits.own_layer:
+        assert target_module is not None
+        own = sum(parameter.numel() for parameter in OwnLayerNet(config, target_module).parameters())
+        return own + config.vocabulary * config.hidden_size
     with torch.device("meta"):
         embedding = torch.empty(config.vocabulary, config.hidden_size)
         net = _empty(replace(config, draft_vocabulary=0), embedding, nn.Identity(), None)

@@ -31,6 +31,7 @@ class Design:
         chain_attends: it has an attention over the injected keys of the target, if any, and its own chain.
         warm_starts: it can start from a trained ``hidden`` drafter, all of whose parts it has.
         blockwise: it can propose a whole block at once, see :mod:`draftgauge.drafters.reuse.blockwise`.
+        own_layer: it is an MTP head, see :mod:`draftgauge.drafters.reuse.own_layer`.
     """
 
     reads_hidden: bool = False
@@ -39,6 +40,7 @@ class Design:
     chain_attends: bool = False
     warm_starts: bool = False
     blockwise: bool = True
+    own_layer: bool = False
 
     @property
     def gated(self) -> bool:
@@ -52,6 +54,7 @@ DESIGNS: Mapping[str, Design] = MappingProxyType(
         "hybrid": Design(reads_hidden=True, reads_kv=True, self_attends=True, chain_attends=True, warm_starts=True),
         "cross": Design(reads_hidden=True, reads_kv=True, chain_attends=True, warm_starts=True, blockwise=False),
         "control": Design(chain_attends=True),  # reads nothing of the target
+        "mtp": Design(reads_hidden=True, self_attends=True, blockwise=False, own_layer=True),
     }
 )
 BLOCK_SIZES, MOST_BLOCK_LAYERS = range(4, 17), 5
@@ -197,6 +200,8 @@ def reuse_config(
     if choices.get("mask_token") is not None:  # DFlash fuses its taps without a norm of each
         choices["norm_before_fc"] = False
     text = target_config.get_text_config()
+    if DESIGNS[design].own_layer:
+        taps = (text.num_hidden_layers - 1,)
     plan = tap_plan(text, DESIGNS[design].reads_hidden, DESIGNS[design].reads_kv, taps)
     check_rope(text)
     tapped = plan.kv_layers or (text.num_hidden_layers - 1,)

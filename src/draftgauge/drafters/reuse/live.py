@@ -14,15 +14,29 @@ from torch import Generator, Tensor
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, Places
-from draftgauge.drafters.base import Draft, KeepDrafting, UnreadDraft
+from draftgauge.drafters.base import (
+    Draft,
+    Drafting,
+    DraftSource,
+    KeepDrafting,
+    LoadOptions,
+    Source,
+    UnreadDraft,
+    register_drafter,
+)
 from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import absorb, begin, step
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.persistence import drafter_fingerprint, is_drafter, load_drafter, read_description
+from draftgauge.drafters.reuse.persistence import (
+    drafter_fingerprint,
+    is_drafter,
+    is_mtp_head,
+    load_drafter,
+    read_description,
+)
 from draftgauge.drafters.reuse.rotary import Tables, window
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.graphs import Recorded, graph_pool
@@ -290,7 +304,7 @@ class ReuseSource(DraftSource):
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
-        return is_drafter(drafter)
+        return is_drafter(drafter) and not is_mtp_head(drafter)
 
     @classmethod
     def trained_for(cls, source: Source) -> str | None:

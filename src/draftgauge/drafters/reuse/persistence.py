@@ -46,6 +46,10 @@ def is_drafter(folder: str | Path) -> bool:
     return (Path(folder) / DESCRIPTION).is_file()
 
 
+def is_mtp_head(folder: str | Path) -> bool:
+    return is_drafter(folder) and read_config(Path(folder)).traits.own_layer
+
+
 def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
     """Write a drafter: its trainable weights, its configuration, and JSON values that say how it was made.
 
@@ -55,7 +59,7 @@ def save_drafter(folder: Path, net: ReuseNet, extra: Mapping[str, Any]) -> None:
     """
     assert net.config.target_fingerprint, "a drafter that is kept must say which target it is for"
     require_writable(folder)
-    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in net.named_parameters()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
     if net.d2t is not None:
         weights[DRAFT_TOKENS] = net.d2t.cpu()
     atomic_write_bytes(folder / WEIGHTS, save(weights))

@@ -6,12 +6,14 @@ Letters in shapes as in :mod:`draftgauge.drafters.reuse.net`.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.blocks import BlockHeads, Memory
 from draftgauge.drafters.reuse.blockwise import BlockNet, unroll_blocks
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.rotary import window
 from draftgauge.models.taps import Features
 
@@ -27,6 +29,9 @@ def unroll_states(net: ReuseNet, tokens: Tensor, features: Features, depths: int
         raise ModelError(
             f"texts of {tokens.shape[1]} tokens are too short to draft {depths}: they need at least {depths + 2}"
         )
+    if isinstance(net, OwnLayerNet):
+        assert features.hidden is not None, "an MTP head reads hidden states"
+        return net.unroll(tokens, features.hidden[:, :, 0], depths, torch.arange(first, anchors)[None])
     if isinstance(net, BlockNet):
         return unroll_blocks(net, tokens, features, depths, first)
     embedded = net.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.models.base import BranchSession
+from draftgauge.models.base import BranchSession, HiddenStates, grown, room_for
 from draftgauge.models.engines.lean_attention import Attend, BranchAttention, attend_over
 from draftgauge.models.engines.lean_weights import LeanWeights, fuse
-from draftgauge.models.growing import HiddenStates, grown, room_for
-from draftgauge.models.spec import check_context, check_starts, model_spec
-from draftgauge.models.transformers_calls import attention_kernels
+from draftgauge.models.spec import attention_kernels, check_context, check_starts, model_spec
 
 PREFILL_CHUNK = 512  # tokens of a long prompt that go through together: bounds the mask and the activations
 

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftgauge.core.errors import warn
-from draftgauge.models.device import private
-from draftgauge.models.mapped import forget
+from draftgauge.models.device import forget, private
 
 Multiply = Callable[[Tensor], Tensor]
 

@@ -8,12 +8,10 @@ and values are cropped.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import RLock
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -24,6 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import BranchSession
+from draftgauge.models.engines.delta_rule import stateful_alone
 from draftgauge.models.engines.modules import (
     MOST_APART,
     STATES,
@@ -38,9 +37,7 @@ from draftgauge.models.spec import check_starts
 
 REPLAYED = 64  # a pass of more tokens is a prefill: a cut inside of it runs the model again
 STRIDE = 32  # single tokens after which the states are copied again
-CHUNKED, WALKING = "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"  # of transformers, alike to call
 MOST_WRONG = 0.1  # of the norm of float32 logits after a rollback: one that is wrong comes to more
-_SWAPPING = RLock()
 _HOLDERS: WeakKeyDictionary[PreTrainedModel, list[nn.Module]] = WeakKeyDictionary()  # of models that were checked
 
 States = list[dict[str, dict[int, Any]]]
@@ -193,13 +190,13 @@ class RecurrentModel(ModulesModel):
 
     def _replay(self, passes: list[Pass]) -> None:
         """Run the modules that hold states over the kept tokens of these passes, their linear layers left out."""
-        # Walking token by token suits a CPU, and is what plain decoding does; a GPU would wait for every launch.
+        # Token by token is what plain decoding does; a GPU would wait for every launch.
         walks = self.spec.device.type == "cpu"
         projected: Iterator[Tensor] = iter(())
         with (
             self._convolutions(),
             _replaced(self._linears, lambda *inputs: next(projected)),
-            _walked_in_one_call(self._holders if walks else []) as together,
+            stateful_alone(self._holders) as together,
         ):
             step = REPLAYED if together or not walks else 1
             for done in passes:
@@ -307,7 +304,7 @@ def _piece(value: Any, taken: int, begin: int, end: int) -> Any:
 
 
 def _state_holders(model: PreTrainedModel, cache: DynamicCache, run: Callable[[], object]) -> list[nn.Module]:
-    """The innermost modules that write a state of a new cache while ``run`` runs the model with it."""
+    """The modules that write a state of a new cache while ``run`` runs the model with it."""
     running: list[nn.Module] = []
     holders: dict[nn.Module, None] = {}
 
@@ -329,27 +326,8 @@ def _state_holders(model: PreTrainedModel, cache: DynamicCache, run: Callable[[]
             setattr(cache, name, partial(noting, getattr(cache, name)))
             hooks.callback(delattr, cache, name)
         run()
-    return list(holders)
-
-
-@contextmanager
-def _walked_in_one_call(holders: list[nn.Module]) -> Iterator[bool]:
-    """Inside the block a module walks several tokens by the gated delta rule in one call.
-
-    Its chunks would be filled up to 64 tokens. Gives whether all of these modules compute that rule.
-    One thread at a time, as the functions are those of a family's file.
-    """
-    files = {sys.modules[type(module).__module__] for module in holders}
-    known = bool(files) and all(hasattr(file, name) for file in files for name in (CHUNKED, WALKING))
-    with _SWAPPING:
-        before = {file: getattr(file, CHUNKED) for file in files} if known else {}
-        for file in before:
-            setattr(file, CHUNKED, getattr(file, WALKING))
-        try:
-            yield known
-        finally:
-            for file, chunked in before.items():
-                setattr(file, CHUNKED, chunked)
+    within = {part for module in holders for part in module.modules() if part is not module}
+    return [module for module in holders if module not in within]  # the outer ones run the others
 
 
 @contextmanager

@@ -21,14 +21,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.errors import ModelError, warn
+from draftgauge.models.base import grown
 from draftgauge.models.device import free_bytes, upload
 from draftgauge.models.engines.lean import PREFILL_CHUNK, LeanModel, run_layers
 from draftgauge.models.engines.lean_attention import attend_over, masks_by_layer
 from draftgauge.models.engines.lean_weights import LeanWeights
 from draftgauge.models.graphs import Recorded, graph_pool
-from draftgauge.models.growing import grown
-from draftgauge.models.spec import check_context
-from draftgauge.models.transformers_calls import attention_kernels
+from draftgauge.models.spec import attention_kernels, check_context
 
 FIRST_BUCKET = 256  # places that the first passes see; each next bucket has twice as many
 STATIC_TOKENS = 32  # of one sequence: a pass of more is a prefill and runs as the lean engine's

@@ -121,8 +121,9 @@ def estimate_for(
     device = choose_device(request.device)
     target = on_meta(config, request.trust_remote_code)
     sizes = _sizes(request, min(request.length, drafter.context), answers)
-    trained = count_parameters(drafter)
-    frozen = drafter.hidden_size * drafter.logits if request.block else 0
+    head = drafter.hidden_size * drafter.logits
+    trained = count_parameters(drafter, target)
+    frozen = head if request.frozen_head else 0
     body = sum(p.numel() for p in target.parameters())
     if target.get_input_embeddings().weight is not target.get_output_embeddings().weight:
         body -= target.get_input_embeddings().weight.numel()
@@ -169,7 +170,7 @@ def operations(request: TrainingSpec, drafter: ReuseConfig, trained: int, target
     head, teacher = drafter.hidden_size * drafter.logits, drafter.hidden_size * drafter.vocabulary
     body = target - teacher if request.cache is None else 0
     read = 2.0 * (body * sizes.tokens + teacher * sizes.anchors)
-    of_head = (4.0 if request.block else 6.0) * head * sizes.anchors
+    of_head = (4.0 if request.frozen_head else 6.0) * head * sizes.anchors
     return read + request.depths * (6.0 * (trained - head) * sizes.rows + of_head)
 
 
@@ -250,4 +251,4 @@ def _memory(
 def _moments(request: TrainingSpec, drafter: ReuseConfig, parameters: int) -> int:
     head = drafter.hidden_size * drafter.logits
     of_blocks = 1 if request.optimizer == MUON else 2
-    return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.block else 2 * head))
+    return FLOAT_BYTES * ((parameters - head) * of_blocks + (0 if request.frozen_head else 2 * head))

@@ -10,8 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from draftgauge.models.device import free_bytes
-from draftgauge.models.spec import cached_numbers
-from draftgauge.models.transformers_calls import attention_kernels, cache_argument
+from draftgauge.models.spec import attention_kernels, cache_argument, cached_numbers
 from draftgauge.verification import best_tokens, check_finite
 
 GROUP_TOKENS = 24_576  # prompt and answer tokens held in one group's cache; on a GPU more, as far as memory goes

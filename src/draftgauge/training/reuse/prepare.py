@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import existing_answers, source_of
 from draftgauge.training.reuse.features import check_cache_folder
-from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.request import MTP, TrainingSpec
 from draftgauge.training.reuse.result import CHECKPOINTS
 from draftgauge.training.reuse.tracking import check_tracker
 from draftgauge.training.world import World, world_here
@@ -143,9 +143,12 @@ def check(request: TrainingSpec, out: Path, identity: str | None) -> Job:
 def cached_layers(config: PreTrainedConfig, request: TrainingSpec) -> TapPlan:
     """Layers of every design, or hidden states alone where no layer has keys of the whole text."""
     try:
-        return tap_plan(config, True, True, request.taps)
+        plan = tap_plan(config, True, True, request.taps)
     except ModelError:
-        return tap_plan(config, True, False, request.taps)
+        plan = tap_plan(config, True, False, request.taps)
+    last = config.get_text_config().num_hidden_layers - 1
+    wanted = plan.hidden_layers if request.reuse != MTP else tuple(dict.fromkeys((*plan.hidden_layers, last)))
+    return replace(plan, hidden_layers=wanted)
 
 
 def check_world(request: TrainingSpec) -> World:

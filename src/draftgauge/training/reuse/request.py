@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.core.compressions import UNCOMPRESSED, Compression
-from draftgauge.core.config import to_mapping
+from draftgauge.core.config import option, to_mapping
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, TeacherSpec, at_least_one
-from draftgauge.core.settings import option
 from draftgauge.models.tap_rules import TapRule
 
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -19,6 +18,8 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 TARGET, SELF, RANDOM = STARTS = ("target", "self", "random")
 TTT, BLOCK = RECIPES = ("ttt", "block")
 SOFT, HARD, TOTAL_VARIATION = LOSSES = ("soft", "hard", "tv")
+MTP = "mtp"
+OF_OTHERS = ("taps", "draft_vocabulary", "llama_cpp", "markov_rank", "confidence_head", "intermediate_size")
 MUON, ADAMW = OPTIMIZERS = ("muon", "adamw")
 
 FINAL_RATE = 0.05  # of the peak learning rate
@@ -26,6 +27,7 @@ WEIGHT_DECAY = 0.01  # of matrices
 CLIP = 1.0  # largest norm of the gradient
 # Weight of a depth's loss over that of the depth before it: as in EAGLE-3's training, and exp(-k / 4) as in DeepSpec.
 STEP_DECAY = {TTT: 0.8, BLOCK: exp(-1 / 4)}
+FASTMTP_DECAY = 0.6  # likewise of FastMTP, whose steps are recipe 'block' for an MTP head
 
 COUNTS: tuple[str, ...] = ("layers", "depths", "anchors", "steps", "batch", "accumulation", "new_tokens")
 COUNTS += ("checkpoint_every", "log_every", "questions", "threads", "intermediate_size")
@@ -46,9 +48,13 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     recipe: str = option(
         TTT,
         help="'ttt' unrolls drafts token by token from every position; 'block' trains a drafter that proposes --depths "
-        "tokens in one pass, from drawn positions.",
+        "tokens in one pass, from drawn positions (for 'mtp' token by token, weighted as by FastMTP).",
     )
-    reuse: str = option("hybrid", help="design of the drafter: 'hidden', 'kv', 'hybrid', 'cross' or 'control'.")
+    reuse: str = option(
+        "hybrid",
+        help="design of the drafter: 'hidden', 'kv', 'hybrid', 'cross', 'control' or 'mtp' (a layer of the target's "
+        "own class, as models ship it).",
+    )
     layers: int = option(
         1, help="decoder layers of the drafter; more than one for 'kv' and 'control', and with recipe 'block', only."
     )
@@ -143,8 +149,13 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
         for name in ("anchors", "markov_rank", "confidence_head"):
             if getattr(self, name) and self.recipe != BLOCK:
                 raise DraftgaugeError(f"{name} is for the recipe {BLOCK}, not for {self.recipe}")
-        if self.kv_gradient != 1 and (self.recipe == BLOCK or self.reuse == "hidden"):
+        if self.kv_gradient != 1 and (self.recipe == BLOCK or self.reuse in ("hidden", MTP)):
             raise DraftgaugeError(f"kv_gradient is for the recipe {TTT} and other designs than hidden: leave it out")
+        for name in OF_OTHERS if self.reuse == MTP else ():
+            if getattr(self, name):
+                raise DraftgaugeError(
+                    f"{name} is not for an MTP head, which takes its shape from the target: leave it out"
+                )
         if self.confidence_head and self.draft_vocabulary:
             raise DraftgaugeError("a confidence head needs the target's whole vocabulary: leave out draft_vocabulary")
         if self.recipe == BLOCK and self.warm_start is not None:
@@ -174,7 +185,15 @@ class TrainingSpec(CodeSpec, SeedSpec, DeviceSpec, TeacherSpec, ChatSpec):
     @property
     def block(self) -> int:
         """Tokens of a block; 0 for drafters that go token by token."""
-        return self.depths if self.recipe == BLOCK else 0
+        return self.depths if self.recipe == BLOCK and self.reuse != MTP else 0
+
+    @property
+    def decay(self) -> float:
+        return FASTMTP_DECAY if self.reuse == MTP and self.recipe == BLOCK else STEP_DECAY[self.recipe]
+
+    @property
+    def frozen_head(self) -> bool:
+        return self.reuse == MTP or bool(self.block)
 
     def rate(self, step: int, hidden_size: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -72,11 +72,11 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
     for attention in net.modules():
         if isinstance(attention, Attention):
             attention.match_queries_to_keys()
-    chain = net.layers[0].attention if isinstance(net, BlockNet) else net.blocks[0].chain_attention
-    if not net.traits.chain_attends:  # among hidden states alone the target's queries are no guess at a drafter's
-        chain = None
-    if start == SELF or chain is None:
+    # Among hidden states alone the target's queries are no guess at a drafter's.
+    if start == SELF or not net.traits.chain_attends:
         return []
+    chain = net.layers[0].attention if isinstance(net, BlockNet) else net.blocks[0].chain_attention
+    assert chain is not None
     if net.config.target_family not in FAMILIES:
         warn(
             f"the projections of {net.config.target_family} targets are not known: attention starts at the drafter's "

@@ -24,6 +24,7 @@ from draftgauge.core.progress import Progress
 from draftgauge.core.seeds import generator
 from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.memory import peak_memory_gib
@@ -35,7 +36,7 @@ from draftgauge.training.reuse.gate import GateWatch
 from draftgauge.training.reuse.loss import Figures, backward_through_depths, depth_weights, teach
 from draftgauge.training.reuse.optimizers import make_optimizers
 from draftgauge.training.reuse.prepare import Job
-from draftgauge.training.reuse.request import CLIP, STEP_DECAY
+from draftgauge.training.reuse.request import BLOCK, CLIP
 from draftgauge.training.reuse.result import TrainResult
 from draftgauge.training.reuse.statistics import gradient_row, parameter_groups
 from draftgauge.training.reuse.tracking import Tracker, open_trackers
@@ -95,7 +96,7 @@ class Training:
             save_every=request.checkpoint_every,
             log_first=True,
         )
-        self.weights = depth_weights(request.depths, STEP_DECAY[request.recipe])
+        self.weights = depth_weights(request.depths, request.decay)
         self.autocast = autocast(job)
         self.groups, self.gates = parameter_groups(net), GateWatch(net)
         self.state = self._resume(answers_sha256)
@@ -169,7 +170,7 @@ class Training:
     def _make_batches(self, step: int) -> list[Batch]:
         batches = []
         for part in np.array_split(self.order.step(step), self.parts)[self.world.rank :: self.world.size]:
-            drawn = [self._anchors(step, index) for index in part] if self.job.config.block else None
+            drawn = [self._anchors(step, index) for index in part] if self.job.request.recipe == BLOCK else None
             batches.append(collate(self.conversations, part.tolist(), self.job.request.depths, drawn))
         return batches
 
@@ -184,7 +185,10 @@ class Training:
             self.features.prefetch(following)
             teacher = teach(features.logits, batch, self.net.t2d, self.net.d2t)
             self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
-            if isinstance(self.net, BlockNet):
+            if batch.drawn is not None and isinstance(self.net, OwnLayerNet):
+                assert features.hidden is not None
+                states = self.net.unroll(batch.tokens, features.hidden[:, :, 0], request.depths, batch.drawn)
+            elif isinstance(self.net, BlockNet):
                 assert batch.drawn is not None
                 states = list(block_states(self.net, batch.tokens, features, batch.drawn).unbind(2))
             else:

@@ -25,7 +25,7 @@ from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
 from draftgauge.training.reuse.gate import gates_of
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
-from draftgauge.training.reuse.request import BLOCK, TrainingSpec
+from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.start import start_attention
 from draftgauge.training.reuse.steps import Report, Training, Watch, arithmetic, autocast
@@ -98,7 +98,7 @@ def _start(job: Job, target: CachedModel, answers: Answers, conversations: list[
             gate.bias.fill_(request.gate_start)
     if request.warm_start is not None:
         warm_start(net, load_drafter(request.warm_start, target, torch.float32))
-    if request.recipe == BLOCK:  # the head stays the target's
+    if request.block:  # the head stays the target's
         net.head.requires_grad_(False)
     return net
 

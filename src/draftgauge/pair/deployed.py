@@ -6,15 +6,16 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from draftgauge.api.runs import Run
 from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.folder import REFERENCE, resolve_source
-from draftgauge.serving.engines import DFLASH, EAGLE3, Deployment, Engine, deployment_of
+from draftgauge.serving.engines import DFLASH, EAGLE3, MTP, Deployment, Engine, deployment_of
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Run
 
 REUSE, CHECKPOINT = "reuse", "checkpoint"
+DESCRIPTION = "drafter.json"  # beside the weights that `draftgauge train` writes
 OWN = ("draftgauge", "gguf")  # engines of ``draftgauge generate``
 
 
@@ -57,6 +58,11 @@ def checkpoint_format(engine: Engine, run: Run) -> str | None:
     other kinds. Refuses a drafter that the engine cannot run.
     """
     kind, draft = run.manifest.drafter, run.manifest.draft
+    if engine.drafters and kind == MTP and draft is not None and (Path(draft.source) / DESCRIPTION).is_file():
+        raise DraftgaugeError(
+            f"{run} was recorded with the MTP head that training left in {draft.source}, and engines read it out of "
+            "the target's own files: export it, copy it beside them, and record that"
+        )
     if not engine.drafters or kind in engine.drafters:
         return None
     if kind in (REUSE, CHECKPOINT) and EAGLE3 in engine.drafters and draft is not None:

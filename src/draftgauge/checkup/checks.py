@@ -361,7 +361,7 @@ SUSPECT = (
     "long-context",
     "temperature",
 )  # harmful in some pairs: no error by itself
-TEXTS = tomllib.loads(files(__package__).joinpath("doctor_checks.toml").read_text("utf-8"))
+TEXTS = tomllib.loads(files(__package__).joinpath("checks.toml").read_text("utf-8"))
 # By name: the check, and the evidence that it needs.
 CHECKS: dict[str, tuple[Callable[[Evidence], Seen], tuple[str, ...]]] = {
     "tokenizer": (tokenizer, ("tokenizer", "draft_tokenizer")),

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.prompts import EncodedPrompt
 from draftgauge.core.artefacts import parse_json
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import append_lines
 from draftgauge.decoding.recorder import Answer
 from draftgauge.models.prompts_text import token_ids
+from draftgauge.pair.prompts import EncodedPrompt
 from draftgauge.serving.outputs import ServedAnswer, read_outputs
 
 DIFFERENCES_NAME = "differences.jsonl"

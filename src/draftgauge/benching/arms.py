@@ -19,9 +19,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from draftgauge.api.pair import Pair
-from draftgauge.api.prompts import log
-from draftgauge.api.requests import PLAIN
 from draftgauge.core.errors import warn
 from draftgauge.core.prompts import in_turn
 from draftgauge.decoding.plain import plain_decode
@@ -30,9 +27,12 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter
 from draftgauge.models.base import skeleton_of
 from draftgauge.models.device import seconds
-from draftgauge.models.transformers_calls import no_hints
+from draftgauge.models.spec import no_hints
+from draftgauge.pair.loading import Pair
+from draftgauge.pair.prompts import log
 from draftgauge.policies.base import Policy
 from draftgauge.policies.spec import PolicySpec
+from draftgauge.requests import PLAIN
 
 GENERATE = "transformers-generate"
 ASSISTED = "transformers-assisted"

@@ -11,26 +11,25 @@ from typing import Any, TypeAlias
 from torch import Generator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftgauge.api.prompts import PromptEncoder, encoder_of
-from draftgauge.api.requests import PairSpec, SamplingSpec
-from draftgauge.api.verb import verb
+from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.rendering import Rendering
-from draftgauge.core.settings import given_settings, settings_of
-from draftgauge.drafters.base import Drafter
+from draftgauge.core.verb import verb
+from draftgauge.drafters.base import Drafter, Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel, skeleton_of
 from draftgauge.models.compression import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.fingerprint import fingerprint, was_sampled
 from draftgauge.models.folder import REFERENCE, is_gguf, model_folder
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method, wrap
-from draftgauge.models.own_sampling import own_sampling
 from draftgauge.models.prompts_text import PLAIN, encode_with
+from draftgauge.models.spec import own_sampling
 from draftgauge.models.taps import Taps, attach_taps
 from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
+from draftgauge.pair.prompts import PromptEncoder, encoder_of
+from draftgauge.requests import PairSpec, SamplingSpec
 from draftgauge.traces.manifest import Manifest
 from draftgauge.verification import Sampling
 

@@ -9,13 +9,13 @@ from dataclasses import MISSING
 from functools import wraps
 from typing import Any, Protocol, TypeVar, overload
 
+from draftgauge.core.config import leading_settings, make_request, settings_of
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, missing_library
 from draftgauge.core.files import cache_folder
 from draftgauge.core.process import in_turn, sigterm_interrupts, watched_load
 from draftgauge.core.progress import python_bars
 from draftgauge.core.prompts import write_prompts
 from draftgauge.core.provenance import PYTHON_CALL
-from draftgauge.core.settings import leading_settings, make_request, settings_of
 from draftgauge.core.table import Rows
 
 Result = TypeVar("Result")

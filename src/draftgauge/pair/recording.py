@@ -11,11 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftgauge.api.costs import keep_costs, measured
-from draftgauge.api.pair import Pair, load_pair, sampling_of
-from draftgauge.api.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
-from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.served import note_differences, usable_answers
 from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import Job, Outcome, execute
@@ -36,6 +31,11 @@ from draftgauge.models.engines.static import check_caches_fit
 from draftgauge.models.experts import experts_read
 from draftgauge.models.loading import engine_at, planned_dtype
 from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.pair.costs import keep_costs, measured
+from draftgauge.pair.loading import Pair, load_pair, sampling_of
+from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
+from draftgauge.pair.served import note_differences, usable_answers
+from draftgauge.requests import ProfileRequest
 from draftgauge.traces.manifest import CODE_OPTIONS, COSTS_NAME, Manifest, ModelEntry, OutputsEntry, PromptsEntry
 from draftgauge.traces.run import Run
 from draftgauge.traces.writer import PATIENCE, TraceWriter, join_parts, part_folder

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.api.arms import Arm, ArmRun
-from draftgauge.api.pair import Pair
+from draftgauge.benching.arms import Arm, ArmRun
 from draftgauge.models.engines.openvino import EXACT, FLOAT32, OpenvinoModel
+from draftgauge.pair.loading import Pair
 
 PLAIN_PIPELINE, LOOKUP_PIPELINE, DRAFT_PIPELINE = "genai-generate", "genai-prompt-lookup", "genai-assisted"
 NGRAM = 3  # longest that is looked up, as GenAI's own examples have it

@@ -6,11 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftgauge.api.requests.parts import OutputSpec, PromptSpec, TargetLoadSpec, check_each_once
 from draftgauge.core.compressions import current_compression
+from draftgauge.core.config import option
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import DeviceSpec, TeacherSpec, WorkersSpec, at_least_one
-from draftgauge.core.settings import option
+from draftgauge.core.parts import (
+    DeviceSpec,
+    OutputSpec,
+    PromptSpec,
+    TargetLoadSpec,
+    TeacherSpec,
+    WorkersSpec,
+    at_least_one,
+    check_each_once,
+)
 from draftgauge.training.reuse.request import TrainingSpec
 
 
@@ -29,10 +37,10 @@ class ExportRequest:
 
     drafter: Path = option(positional=True, help="folder of a drafter that 'draftgauge train' wrote.")
     out: Path = option(help="folder of the checkpoint.")
-    format: Literal["eagle3", "dflash"] | None = option(
+    format: Literal["eagle3", "dflash", "mtp"] | None = option(
         None,
         help="'eagle3' for drafters that go token by token, 'dflash' for block-wise ones, both of the design 'hidden'; "
-        "as the drafter is if left out.",
+        "'mtp' for heads of Qwen3.5's kind; as the drafter is if left out.",
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.api.requests import PromptSpec
 from draftgauge.core.errors import PromptError, TraceError
 from draftgauge.core.prompts import (
     SPLITS,
@@ -27,6 +26,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import PAIR_FOLDER, TOOLS_FILE
 from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.models.vocabulary import end_tokens
+from draftgauge.requests import PromptSpec
 from draftgauge.traces.run import Run
 from draftgauge.traces.trace import check_prompt_tokens
 

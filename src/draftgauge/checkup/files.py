@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.doctor_checks import CHECKPOINT, MTP, UNKNOWN, Evidence
-from draftgauge.api.pair import load_pair_of, target_of
-from draftgauge.api.requests import PairSpec
+from draftgauge.checkup.checks import CHECKPOINT, MTP, UNKNOWN, Evidence
 from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import ModelError
+from draftgauge.drafters.base import Drafting, choose_drafter, drafter_kind
 from draftgauge.drafters.formats.building import read_layout, target_ids
 from draftgauge.drafters.formats.eagle3 import Eagle3Layout
 from draftgauge.drafters.formats.files import read_config, read_tensors
@@ -20,7 +19,6 @@ from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.mtp.checking import head_faults
 from draftgauge.drafters.mtp.live import MtpSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
-from draftgauge.drafters.source import Drafting, choose_drafter, drafter_kind
 from draftgauge.models.base import CachedModel
 from draftgauge.models.compression import method_of
 from draftgauge.models.device import upload
@@ -30,6 +28,8 @@ from draftgauge.models.loading import load_tokenizer, made_by_others, quantisati
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import attach_taps
+from draftgauge.pair.loading import load_pair_of, target_of
+from draftgauge.requests import PairSpec
 from draftgauge.traces.manifest import Manifest
 from draftgauge.traces.trace import Trace
 from draftgauge.training.reuse.prepare import known_fingerprint

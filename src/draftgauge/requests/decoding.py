@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftgauge.api.requests.parts import (
+from draftgauge.core.compressions import UNCOMPRESSED, Compression
+from draftgauge.core.config import option
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import (
     CHAT,
+    ChatSpec,
     CostSpec,
+    DeviceSpec,
     DraftSpec,
     ExecutorSpec,
     JudgedSpec,
@@ -17,14 +22,13 @@ from draftgauge.api.requests.parts import (
     PairSpec,
     PromptSpec,
     SamplingSpec,
+    SeedSpec,
     StartSpec,
     TokenizerSpec,
+    at_least_one,
     check_each_once,
+    positive,
 )
-from draftgauge.core.compressions import UNCOMPRESSED, Compression
-from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import ChatSpec, DeviceSpec, SeedSpec, at_least_one, positive
-from draftgauge.core.settings import option
 
 DATASTORE_TOKENS = 1 << 17  # most tokens that a new datastore holds
 PLAIN = "plain"  # in place of a policy: decode without speculation

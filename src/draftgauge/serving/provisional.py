@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.runs import Run
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.replay import replay_lengths
 from draftgauge.policies.spec import FIXED
@@ -17,6 +16,7 @@ from draftgauge.serving.client import CLIENTS
 from draftgauge.serving.engines import GGUF, LANGUAGE_MODEL, PLAIN, Engine, gguf_or
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.manifest import Manifest
+from draftgauge.traces.run import Run
 from draftgauge.traces.trace import Trace, context_lengths
 
 

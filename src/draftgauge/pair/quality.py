@@ -10,9 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftgauge.api.pair import target_of
-from draftgauge.api.prompts import choose_prompts, encode_prompts, encoder_of
-from draftgauge.api.requests import PairSpec, ProfileRequest
 from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED
 from draftgauge.core.errors import ModelError, warn
 from draftgauge.core.files import atomic_write_text
@@ -22,6 +19,9 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.device import choose_device, free_bytes, release_unused, upload
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import load_model, load_tokenizer, made_by_others
+from draftgauge.pair.loading import target_of
+from draftgauge.pair.prompts import choose_prompts, encode_prompts, encoder_of
+from draftgauge.requests import PairSpec, ProfileRequest
 from draftgauge.traces.run import Run
 
 QUALITY_NAME = "quality.json"

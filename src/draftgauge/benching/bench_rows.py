@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftgauge.api.arms import Arm, BenchPrompt
-from draftgauge.api.requests import PLAIN
+from draftgauge.benching.arms import Arm, BenchPrompt
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.provenance import command_line
 from draftgauge.judging.evaluate import ALL_TASKS
@@ -18,6 +17,7 @@ from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import recommend, say_verdict
 from draftgauge.policies.spec import FIXED
+from draftgauge.requests import PLAIN
 from draftgauge.traces.repetition import distinct_share
 
 SAME_RUNS = "same runs"  # a fixed length chosen by the very runs that it is compared on, which favours it

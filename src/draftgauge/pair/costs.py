@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from draftgauge.api.pair import Pair
-from draftgauge.api.requests import CostSpec
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.files import cache_folder
 from draftgauge.core.progress import Progress, silent
@@ -20,6 +18,8 @@ from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.folder import PAIR_FOLDER
 from draftgauge.models.prompts_text import token_ids
 from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.pair.loading import Pair
+from draftgauge.requests import CostSpec
 from draftgauge.traces.costs import VERSION, CostCurve
 from draftgauge.verification import Sampling
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from draftgauge.api.costs import bundled_text
-from draftgauge.api.requests import CostsRequest, StartSpec
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
+from draftgauge.pair.costs import bundled_text
 from draftgauge.policies.spec import FIXED
+from draftgauge.requests import CostsRequest, StartSpec
 from draftgauge.serving.client import CLIENTS, How, complete, prompt_tokens
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.engines import ENGINES, GGUF, LANGUAGE_MODEL, LOOKUP, MTP, PLAIN, Deployment

@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from draftgauge.api.pair import target_of
-from draftgauge.api.prompts import PromptEncoder, choose_prompts, encode_prompts
-from draftgauge.api.requests import ProfileRequest
-from draftgauge.api.served import answered_prompts
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import nearest_existing
+from draftgauge.drafters.base import choose_drafter, drafter_kind
 from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
-from draftgauge.drafters.source import choose_drafter, drafter_kind
 from draftgauge.meter import measured_span
+from draftgauge.models.base import most_places
 from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
 from draftgauge.models.device import choose_device, free_bytes, seconds
 from draftgauge.models.fingerprint import weight_bytes_of
-from draftgauge.models.growing import most_places
 from draftgauge.models.loading import load_tokenizer, made_by_others
 from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration
+from draftgauge.pair.loading import target_of
+from draftgauge.pair.prompts import PromptEncoder, choose_prompts, encode_prompts
+from draftgauge.pair.served import answered_prompts
+from draftgauge.requests import ProfileRequest
 
 ROW_BYTES = 18  # of a position: its prompt and number, token, entropy, accepted
 DRAFTED_BYTES = 16  # of a drafted token: itself and three signals

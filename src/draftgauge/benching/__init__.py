@@ -1,0 +1,1 @@
+"""What a live bench compares, and what it says of it."""

@@ -1,0 +1,1 @@
+"""What the doctor looks for, and what the files of a pair tell."""

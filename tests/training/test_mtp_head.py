@@ -1,0 +1,182 @@
+"""An MTP head that is trained here: it learns, drafts as it was trained, and goes through every verb."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftgauge.api.bench import bench
+from draftgauge.api.diagnose import diagnose
+from draftgauge.api.evaluate import evaluate
+from draftgauge.api.export import export
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay
+from draftgauge.core.errors import DraftgaugeError
+from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
+from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource, drafting_net
+from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import reuse_config
+from draftgauge.drafters.reuse.own_layer import OwnLayerNet
+from draftgauge.drafters.reuse.unroll import unroll_states
+from draftgauge.models.base import CachedModel
+from draftgauge.models.loading import load_model, wrap
+from draftgauge.models.taps import TapPlan, attach_taps, batch_features
+from draftgauge.pair.deployed import checkpoint_format
+from draftgauge.serving.engines import engine_of
+from draftgauge.traces.run import Run
+from draftgauge.training.reuse.request import TrainingSpec
+from draftgauge.training.reuse.train import train_drafter
+from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law
+from mtp_heads import head_tensors
+from small_profiles import save_hybrid
+from small_trainings import log, small_training
+from tiny import tiny_model, tokens
+from tiny_families import tiny_family
+
+VOCABULARY = 8
+
+
+def net_for(target: CachedModel) -> OwnLayerNet:
+    config = reuse_config(target.module.config, "mtp", target_fingerprint="tiny")
+    net = new_net(config, target.module, 3)
+    assert isinstance(net, OwnLayerNet)
+    for parameter in net.parameters():  # a norm of one would hide a norm of the wrong name
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    return net.eval().requires_grad_(False)
+
+
+def target_of(kind: str) -> CachedModel:
+    if kind in ("llama", "qwen3", "gemma2"):
+        return wrap(tiny_model(kind, num_hidden_layers=3, vocab_size=VOCABULARY))
+    layers = 4 if kind.startswith("qwen3_5") else 2
+    return wrap(
+        tiny_family(kind, sizes=[(layers, "num_hidden_layers n_layers num_layers"), (VOCABULARY, "vocab_size")])
+    )
+
+
+def drafted(net: OwnLayerNet, target: CachedModel, text: Tensor, follow: Tensor) -> Tensor:
+    """``[depths, V]`` as the drafter computes them after a text."""
+    live = drafting_net(net, target)
+    hidden = batch_features(target.module, text[None], net.config.tap_plan).hidden[0]
+    cache = live.begin()
+    begin = live.take_in(cache, text[1:], hidden[:-1])
+    branches = live.branches(cache, len(text) - 2, begin[-1:])
+    return torch.cat([branches.logits, *(branches.advance(token[None]) for token in follow)])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "qwen3_5_text", "deepseek_v3", "mellum", "gpt2"])
+def test_training_computes_what_drafting_does(kind: str) -> None:
+    target = target_of(kind)
+    net, depths = net_for(target), 4
+    texts = torch.stack([tokens(16, seed, VOCABULARY) for seed in (1, 2)])
+    features = batch_features(target.module, texts, net.config.tap_plan)
+    states = unroll_states(net, texts, features, depths, 3)
+    drawn = torch.tensor([[4, 9, -1], [3, 5, 10]])
+    some = net.unroll(texts, features.hidden[:, :, 0], depths, drawn)
+    for row, at in ((0, 4), (0, 9), (1, 3), (1, 10)):
+        expected = drafted(net, target, texts[row, : at + 2], texts[row, at + 2 : at + 1 + depths])
+        for each in (
+            torch.stack([state[row, at - 3] for state in states]),
+            torch.stack([state[row, drawn[row].tolist().index(at)] for state in some]),
+        ):
+            torch.testing.assert_close(net.logits(each), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5_text"])
+def test_output_is_the_plain_one_and_sampling_keeps_the_law(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of(kind)
+    net = drafting_net(net_for(target), target)
+    taps = attach_taps(target, MtpSource("", net).tap_plan)
+
+    def make(how: Drafting) -> MtpDrafter:
+        return MtpDrafter(net, target, taps, *how)
+
+    assert_greedy_is_plain(target, make, tokens(9, vocabulary=VOCABULARY).tolist())
+    assert_replay_is_live(target, make, [2], set())
+    assert_sampling_keeps_the_law(monkeypatch, target, target.module, make, [2, 3, 4])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingSpec, Path]:
+    """A head that has learned what a tiny target says, in ``head``; its prompts beside it."""
+    place = tmp_path_factory.mktemp("trained")
+    usual = {"reuse": "mtp", "steps": 60, "batch": 4, "log_every": 15, "learning_rate": 5e-3, "precision": "fp32"}
+    request = small_training(place, [f"Count to {n * n}: " for n in range(12)], **usual)
+    train_drafter(request, place / "head")
+    return request, place
+
+
+def test_it_learns_and_is_accepted(trained: tuple[TrainingSpec, Path], tmp_path: Path) -> None:
+    request, place = trained
+    rows = log(place / "head")
+    assert rows[-1]["loss"] < 0.4 * rows[0]["loss"]
+    assert rows[-1]["agreement/2"] > 0.8 > 0.3 > rows[0]["agreement/0"]
+    untrained = replace(request, steps=1, learning_rate=1e-9)
+    train_drafter(untrained, tmp_path / "untrained")
+    mat = {}
+    for folder in (place / "head", tmp_path / "untrained"):
+        measured = evaluate(folder, prompts=place / "prompts.jsonl", max_new_tokens=12)
+        (whole,) = (row for row in measured if "mat" in row)
+        assert whole["live_mismatched_prompts"] == 0
+        mat[folder] = whole["live_mat"]
+        assert whole["mat"] == pytest.approx(whole["live_mat"], rel=0.2)
+    assert mat[place / "head"] > mat[tmp_path / "untrained"] + 1
+
+
+def test_its_folder_is_an_mtp_head_in_every_verb(trained: tuple[TrainingSpec, Path], tmp_path: Path) -> None:
+    request, place = trained
+    head, prompts = place / "head", place / "prompts.jsonl"
+    assert choose_drafter(head) == ("mtp", head)
+    names = set(load_file(head / "drafter.safetensors"))
+    assert {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_proj.weight"} < names
+    usual = {"prompts": prompts, "target": request.target, "max_new_tokens": 12}
+    profile(drafter=head, out=tmp_path / "run", gamma_max=4, cost_seconds=0, **usual)
+    fixed = replay(tmp_path / "run", policies=("fixed:3",))
+    assert next(row for row in fixed if row["policy"] == "fixed:3")["tokens_per_step"] > 2
+    found = bench(drafter=head, policies=("fixed:3",), rounds=1, **usual)
+    assert next(row for row in found if row["policy"] == "fixed:3")["mismatched_prompts"] == 0
+    groups = {row["group"]: row for row in diagnose(head, prompts=prompts, max_new_tokens=8) if "gradient_share" in row}
+    assert {"mtp.fc", "mtp.layers.0.self_attn.k_proj"} <= groups.keys()
+    assert all(row["draft_share"] > 0 for row in groups.values())
+    with pytest.raises(DraftgaugeError, match="no serving engine loads an MTP head of qwen3 targets"):
+        export(head, out=tmp_path / "exported")
+    with pytest.raises(DraftgaugeError, match="engines read it out of the target's own files"):
+        checkpoint_format(engine_of("vllm"), Run(tmp_path / "run"))
+
+
+def test_a_head_of_qwen3_5_is_exported_in_its_keys(tmp_path: Path) -> None:
+    save_hybrid(tmp_path / "target")
+    request = small_training(tmp_path / "other", reuse="mtp")
+    request = replace(request, target=str(tmp_path / "target"), answers=None)
+    train_drafter(request, tmp_path / "head")
+    export(tmp_path / "head", out=tmp_path / "exported")
+    target = load_model(tmp_path / "target", "fp32", "cpu")
+    ours, theirs = (MtpSource.load(tmp_path / name, target, LoadOptions()).net for name in ("head", "exported"))
+    text = tokens(9)
+    hidden = batch_features(target.module, text[None], TapPlan(ours.layout.taps)).hidden[0]
+    states = [net.take_in(net.begin(), text[1:], hidden[:-1]) for net in (ours, theirs)]
+    torch.testing.assert_close(*states)
+    named = set(load_file(tmp_path / "exported" / "model.safetensors"))
+    assert named == {name for name in head_tensors(target.module) if name.startswith("mtp.")}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": 2}, "the mtp design has one layer, not 2"),
+        ({"taps": (1,)}, "taps is not for an MTP head"),
+        ({"draft_vocabulary": 40}, "draft_vocabulary is not for an MTP head"),
+        ({"llama_cpp": True}, "llama_cpp is not for an MTP head"),
+        ({"kv_gradient": 2.0}, "kv_gradient is for the recipe ttt and other designs"),
+    ],
+)
+def test_what_a_head_has_no_place_for_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(DraftgaugeError, match=said):
+        train_drafter(small_training(tmp_path, **{"reuse": "mtp"} | change), tmp_path / "head")
