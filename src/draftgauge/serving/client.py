@@ -16,8 +16,10 @@ from draftgauge.serving.endpoint import COMPLETION_SECONDS, ServerError, fetch_j
 
 @dataclass(frozen=True)
 class How:
-    """How tokens are chosen, of how many the log-probabilities are asked for, whether end tokens do not end it, and
-    whether llama-server may keep the prompt for the next request, as vLLM does."""
+    """How tokens are chosen, and of how many the log-probabilities are asked for at each position.
+
+    ``to_the_end``: no end token ends it. ``kept``: llama-server may keep the prompt for the next request.
+    """
 
     temperature: float = 0.0
     likeliest: int = 0
