@@ -1,6 +1,6 @@
 """Makes docs/results/serving-ENGINE.json: what ``advise`` names for a server, beside every length tried on it.
 
-    served_lengths.py --target TARGET.gguf --draft DRAFT.gguf --tokenizer FOLDER --prompts code.jsonl chat.jsonl
+    python tests/served_lengths.py --target TARGET.gguf --draft DRAFT.gguf --tokenizer FOLDER --prompts F...
 
 The advice is from a run on other prompts and from ``draftgauge costs --start``. Then servers of every length run side
 by side, in an order drawn anew for every prompt. Runs, costs and cells (drafter, prompts, requests) are kept.
@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, ROOT, save
 
 from draftgauge.api.advise import advise
 from draftgauge.api.engine_costs import costs
 from draftgauge.api.profile import profile
 from draftgauge.core.prompts import read_prompts
-from draftgauge.core.provenance import read_measurement
+from draftgauge.core.provenance import command_line, read_measurement, write_measurement
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.pair.started_costs import check_length, deployment_to_start
@@ -33,6 +32,7 @@ from draftgauge.serving.client import Completion, How, complete
 from draftgauge.serving.engines import PLAIN, engine_of, setting_length
 from draftgauge.serving.launching import started
 
+ROOT = Path(__file__).parents[1]
 LENGTHS, AT_ONCE, CONTEXT = range(1, 7), (1, 4), 128  # the last of texts that costs are measured at
 Rows = list[dict[str, Any]]
 
@@ -47,9 +47,10 @@ def main() -> None:
     parser.add_argument("--engine", default="llama-server")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="a file for each kind of request")
     parser.add_argument("--program", help="what starts a server, as draftgauge costs takes it")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "served", help="runs and costs are kept here")
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     name, swept = f"serving-{given.engine}.json", chosen(given)
     rows = list(read_measurement(given.out / name).rows) if (given.out / name).is_file() else []
     for drafter in (given.draft, "lookup"):
@@ -66,7 +67,7 @@ def main() -> None:
                     row |= {"engine": given.engine, "drafter": Path(drafter).name, "prompts": task, "at_once": n}
                     row |= {"advised": row["setting"] == named[task, n], "of_best": row["tokens_per_second"] / best}
                 rows += new
-                save(given.out, name, rows)
+                write_measurement(given.out / name, command_line(), rows)
 
 
 def chosen(given: argparse.Namespace) -> dict[str, list[list[int]]]:
