@@ -44,7 +44,7 @@ def test_while_libraries_load(number: int) -> None:
         if caught & both == both and caught & mask:
             break
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert said.startswith("interrupted.")
     assert said.count("\n") == 1
@@ -57,13 +57,12 @@ def test_while_recording_told_several_times(tmp_path: Path) -> None:
     words = ["profile", *models, f"--prompts={prompts}", f"--out={out}"]
     words += ["--max-new-tokens=8", "--gamma-max=2", "--cost-seconds=0"]
     process = started(words)
-    until = time.monotonic() + 100
-    while not list(out.glob("positions-*")) and process.poll() is None and time.monotonic() < until:
+    while not list(out.glob("positions-*")) and process.poll() is None:
         time.sleep(0.002)
     for _ in range(3):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.002)
-    _, said = process.communicate(timeout=100)
+    _, said = process.communicate()
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert said.count("interrupted.") == 1

@@ -83,7 +83,7 @@ def test_results_of_other_versions_are_refused(text: str, message: str, tmp_path
 
 def test_exported_acceptance_is_what_engines_and_planners_take(tmp_path: Path) -> None:
     run, out = Path("docs/results/real/runs/bf16"), tmp_path / "acceptance.json"
-    succeeds("advise", run, "--export-acceptance", out, "--split", "all")
+    succeeds("advise", run, "--export-acceptance", out, "--split", "all", "--policy", "fixed:2")
     document, trace = json.loads(out.read_text()), Run(run).trace
     length = document["length"]
     rates = acceptance_of(trace, length)

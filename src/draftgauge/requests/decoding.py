@@ -82,7 +82,8 @@ class RankRequest:
 
     drafters: tuple[str, ...] = option(
         positional=True,
-        help="draft models, EAGLE-3, DFlash or DSpark checkpoints, folders of trained drafters, or 'lookup'.",
+        help="draft models, EAGLE-3, DFlash or DSpark checkpoints, folders of trained drafters, 'mtp' (the target's "
+        "own heads), 'lookup', or engines' lookup: 'suffix', 'ngram-mod', 'vllm-ngram'.",
     )
     target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
