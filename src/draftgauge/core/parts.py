@@ -157,8 +157,7 @@ class PairSpec:
     )
     compression: tuple[Compression, ...] = option(
         (UNCOMPRESSED,),
-        help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, int8-dynamic, nf4, int4; with "
-        "commas several.",
+        help="of the target, or several: uncompressed, fp32, fp16, bf16, int8, int8-weight, int8-dynamic, nf4, int4.",
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()

@@ -35,10 +35,7 @@ AT_ONCE = 1 << 24  # weights that are quantised together: bounds the memory of w
 KERNELS = {
     INT4: ("ops.aten._convert_weight_to_int4pack_for_cpu", "ops.aten._weight_int4pack_mm_for_cpu"),
     INT8_WEIGHT: ("ops.aten._weight_int8pack_mm",),
-    INT8_DYNAMIC: (
-        "ops.quantized.linear_prepack",
-        "ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32",
-    ),
+    INT8_DYNAMIC: ("ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32",),
 }
 
 
@@ -54,12 +51,9 @@ class WeightOnlyLinear(nn.Module):
     def __init__(self, packed: Any, scales: Tensor, bias: Tensor | None, widths: tuple[int, int]) -> None:
         super().__init__()
         self.in_features, self.out_features = widths
-        self.kind = INT8_DYNAMIC
-        if isinstance(packed, Tensor):
-            self.kind = INT4 if packed.dtype == torch.uint8 else INT8_WEIGHT
-            self.register_buffer("packed", packed)
-        else:
-            self.packed = packed
+        kinds = {torch.uint8: INT4, torch.int8: INT8_WEIGHT}
+        self.kind = kinds[packed.dtype] if isinstance(packed, Tensor) else INT8_DYNAMIC
+        self.packed = nn.Buffer(packed) if isinstance(packed, Tensor) else packed
         self.register_buffer("scales", scales)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -100,11 +94,7 @@ def joined(linears: Sequence[WeightOnlyLinear]) -> WeightOnlyLinear | None:
     """
     first, sizes = linears[0], [linear.out_features for linear in linears]
     of_outputs = 1 if first.kind == INT4 else 0
-    if (
-        first.kind == INT8_DYNAMIC
-        or {linear.kind for linear in linears} != {first.kind}
-        or any(size % BLOCK for size in sizes[:-1])
-    ):
+    if {linear.kind for linear in linears} not in ({INT4}, {INT8_WEIGHT}) or any(size % BLOCK for size in sizes[:-1]):
         return None
     packed = torch.cat([linear.packed for linear in linears])
     scales = torch.cat([linear.scales for linear in linears], of_outputs)
