@@ -61,7 +61,7 @@ test-real: setup
 # vLLM in an environment of its own below .engines, and llama.cpp's converter: installed once, then only tested.
 test-engines: setup
 	$(BIN)/python tools/engines.py set-up
-	eval "$$($(BIN)/python tools/engines.py environment)" && $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py
+	eval "$$($(BIN)/python tools/engines.py environment)" && DRAFTGAUGE_ENGINES=whole $(BIN)/python -m pytest -rs tests/engines tests/models/test_gguf_engine.py
 
 # Drafters in public formats against the forward of speculators, in an environment of its own.
 test-speculators: setup
@@ -72,9 +72,9 @@ test-speculators: setup
 test-recipe: setup
 	$(BIN)/python -m pytest $(PARALLEL) recipes
 
-# Damaged, swapped and killed artefacts, full disks, hostile servers: the campaign of tests/faults whole, some minutes.
+# Damaged, swapped and killed artefacts, full disks, hostile servers: tests/faults whole; and what Ray runs. Some minutes.
 test-faults: setup
-	DRAFTGAUGE_FAULTS=whole $(BIN)/python -m pytest -rs tests/faults
+	DRAFTGAUGE_FAULTS=whole $(BIN)/python -m pytest -rs tests/faults tests/api/test_profile_parts.py tests/studies/test_kvshot_run.py
 
 # A tiny model of every type that transformers has, on two cores under 15 minutes; ARGS=--write keeps what is found in docs.
 test-families: setup

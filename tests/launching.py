@@ -1,12 +1,18 @@
-"""A local Ray cluster for tests."""
+"""A local Ray cluster for tests, and marks of those that take long."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+LONG, ENGINES = (  # what `make test` leaves out, as a shorter test of its kind stays
+    pytest.mark.skipif(os.environ.get(f"DRAFTGAUGE_{name.upper()}") != "whole", reason=f"takes long: make test-{name}")
+    for name in ("faults", "engines")
+)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from written_runs import GAMMA_MAX, write_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "run", 100)
+    return write_run(tmp_path_factory.mktemp("runs") / "run", 60)
 
 
 def costs_of(
@@ -84,7 +84,7 @@ def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Pa
     save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), tmp_path / "rule.json")
     _, _, shown = advised([str(run), "--policy", str(tmp_path / "rule.json")], tmp_path / "rows.json")
     assert "was fitted on" not in shown
-    with pytest.warns(UserWarning, match="was fitted on 36 of the 36 prompts that it is evaluated on"):
+    with pytest.warns(UserWarning, match="was fitted on 20 of the 20 prompts that it is evaluated on"):
         advise(run, policies=[str(tmp_path / "rule.json")], split="train")
     save_fitted(fit_stopping([trace], [costs]), tmp_path / "rule.json")
     with pytest.warns(UserWarning, match="prompts that it is evaluated on"):
@@ -243,12 +243,12 @@ def test_how_a_run_was_recorded_is_repeated(run: Path, tmp_path: Path, monkeypat
     for engine, refused in (("gguf", False), ("draftgauge", False), ("transformers", True)):
         with pytest.raises(DraftgaugeError, match="whose costs are not") if refused else contextlib.nullcontext():
             provisional.refuse_costs(engine_of(engine), Run(tmp_path), run / "costs.json")
-
     _, best, _ = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert best["recorded_with"] is None
     monkeypatch.setattr("draftgauge.pair.deployed.recorded_with", lambda _: words)
     _, best, shown = advised([str(run)], tmp_path / "rows.json")
-    assert tuple(shlex.split(best["flags"])[-len(words) - 2 : -2]) == words == tuple(shlex.split(best["recorded_with"]))
+    assert shlex.join(words) in best["flags"]
+    assert tuple(shlex.split(best["recorded_with"])) == words
     assert "The run was recorded with" not in shown
     _, best, shown = advised([str(run), "-e", "transformers"], tmp_path / "rows.json")
     assert "The run was recorded with --compression nf4 --temperature 0.7" in shown

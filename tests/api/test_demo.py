@@ -67,7 +67,7 @@ def test_what_a_short_time_does_not_reach_is_left_out(inputs: dict[str, Path], t
     lengths = ["--gamma-max=2", "--max-new-tokens=4"]
     out = tmp_path / "demo"
     arguments = ["demo", f"--out={out}", "--compression=uncompressed,bf16", *models, *lengths]
-    result = succeeds(*arguments, "--seconds=1", f"--json={tmp_path / 'demo.json'}")
+    result = succeeds(*arguments, "--seconds=1", "--cost-seconds=0", f"--json={tmp_path / 'demo.json'}")
     assert "Target bf16: no time left." in result.stdout
     assert "Run the same command with a larger --seconds to add bf16." in result.stdout
     rows = read_measurement(tmp_path / "demo.json").rows

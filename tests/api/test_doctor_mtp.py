@@ -83,9 +83,8 @@ def test_the_doctor_tries_other_layouts(tmp_path: Path) -> None:
     torch.testing.assert_close(given(True), before)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}", "task": "a"}) for n in range(3)))
-    rows = dg.doctor(
-        target=str(tmp_path), drafter="mtp", prompts=str(prompts), device="cpu", max_new_tokens=12, gamma_max=1
-    )
+    asked = {"target": tmp_path, "drafter": "mtp", "prompts": prompts, "device": "cpu"}
+    rows = dg.doctor(**asked, max_new_tokens=12, gamma_max=1, cost_seconds=0)
     seen = {row["check"]: row for row in rows}
     assert seen["mtp-tensors"]["status"] == seen["mtp-quantised"]["status"] == "well"
     assert "with state, then embedding, before the final norm" in seen["mtp-layout"]["evidence"]

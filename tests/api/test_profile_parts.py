@@ -32,7 +32,7 @@ from draftgauge.traces.run import read_trace
 from draftgauge.traces.shards import shard_paths
 from draftgauge.traces.trace import Trace
 from draftgauge.traces.writer import PARTS, join_parts, part_folder
-from launching import ray_cluster
+from launching import LONG, ray_cluster
 from small_profiles import PROMPTS, SMALL, record
 from synthetic import same_rows
 from tiny import tiny_model
@@ -202,6 +202,7 @@ def test_bad_requests(models: dict[str, Any], tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@LONG
 @pytest.mark.slow
 def test_killed_on_ray(models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker is killed, then the driver; the same command again gives the trace of one process."""

@@ -30,9 +30,11 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.trace import Trace, select
 from linear_costs import curve
+from mtp_heads import save_with_heads
 from row_keys import check_keys
 from small_profiles import SMALL, record
 from synthetic import overconfident, repeating_trace, synthetic_trace
+from tiny import tiny_tokenizer
 
 CHECKPOINTS = Path(__file__).parents[1] / "drafters" / "checkpoints"
 
@@ -56,6 +58,27 @@ def ranked(asked: dict[str, Any]) -> tuple[Path, list[dict[str, Any]], list[str]
     with pytest.warns(UserWarning, match="left out") as warned:
         rows = dg.rank(**asked | {"drafters": drafters})
     return asked["out"], rows, [str(each.message) for each in warned]
+
+
+def test_what_models_ship_with_and_what_engines_look_up_are_one_table(tmp_path: Path, capsys) -> None:
+    save_with_heads(tmp_path / "target", "glm4_moe", num_hidden_layers=6, vocab_size=48, hidden_size=16)
+    tiny_tokenizer(48).save_pretrained(tmp_path / "target")
+    lines = [{"prompt": f"ABC {n} ABC {n} AB", "id": f"p{n}", "task": "copy"} for n in range(3)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    drafters = ("mtp", str(CHECKPOINTS / "eagle3-norms"), str(CHECKPOINTS / "dflash-flat"), "suffix", "lookup")
+    given = {"target": str(tmp_path / "target"), "prompts": str(tmp_path / "prompts.jsonl"), "out": tmp_path / "rank"}
+    rows = dg.rank(**SMALL | given | {"drafters": drafters})
+    assert [row for row in rows if "error" in row] == []
+    assert {row["drafter"] for row in rows} == {*drafters, "no-draft"}
+    assert len({row["rank"] for row in rows}) == len(rows) == 6
+    (suffix,) = (row for row in rows if row["drafter"] == "suffix")
+    assert suffix["policy"] in ("suffix", "no-draft")
+    assert suffix["source_model"] == 0
+    show_ranking(rows)
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("mtp", "eagle3-norms", "dflash-flat", "suffix", "lookup"))
+    live = dg.rank(**SMALL | given | {"drafters": drafters, "live": 1})
+    assert all(row["live_mismatched_prompts"] == 0 for row in live if row["drafter"] != "no-draft")
 
 
 def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:

@@ -52,7 +52,7 @@ def test_while_libraries_load(number: int) -> None:
 
 def test_while_recording_told_several_times(tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(400)))
+    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(100)))
     models = [f"--target={save_tiny(tmp_path / 'target')}", f"--drafter={save_tiny(tmp_path / 'draft')}"]
     words = ["profile", *models, f"--prompts={prompts}", f"--out={out}"]
     words += ["--max-new-tokens=8", "--gamma-max=2", "--cost-seconds=0"]
@@ -70,7 +70,7 @@ def test_while_recording_told_several_times(tmp_path: Path) -> None:
     assert shard_paths(out)
     result = draftgauge([*words, "--seconds=1e-9"])  # it goes on with what is there
     assert result.exit_code == 0, result.stderr
-    assert 0 < len(read_trace(out).prompts) < 400
+    assert 0 < len(read_trace(out).prompts) < 100
 
 
 class Finalised:

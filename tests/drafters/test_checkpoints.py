@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.api.export import export
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
+from draftgauge.decoding import DecodingSettings, plain_decode
 from draftgauge.drafters.anchors import DEEPEST
 from draftgauge.drafters.base import choose_drafter
 from draftgauge.drafters.dense import DraftsEverywhere, draft_everywhere, draft_position_by_position
@@ -34,11 +34,7 @@ from draftgauge.integrations.transformers import speculative
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
-from draftgauge.policies.fixed import FixedLength
-from draftgauge.policies.spec import make_policy
-from draftgauge.verification import Sampling
-from linear_costs import LinearCosts
-from markov import Enumerator, assert_same_law, law_of_module
+from lossless import MakeDrafter, assert_greedy_is_plain, assert_sampling_keeps_the_law
 from models.test_folder import edit
 from reuse_nets import saved_drafter
 from tiny import save_tiny, tiny_model, tokens
@@ -47,7 +43,6 @@ FIXTURES = Path(__file__).parent / "checkpoints"
 LAYOUTS = sorted(path.name for path in FIXTURES.iterdir())
 EXPORTED = "dflash-draftgauge"  # written by `draftgauge export`
 TARGET = {"hidden_size": 16, "num_hidden_layers": 6, "vocab_size": 48}
-UNUSED = torch.Generator()  # the enumerator draws instead
 
 
 @functools.cache
@@ -62,6 +57,12 @@ def build(folder: Path, target: CachedModel) -> DrafterNet:
 def drafter_of(folder: Path, target: CachedModel, **options: Any) -> CheckpointDrafter:
     net = build(folder, target)
     return CheckpointDrafter(net, target, attach_taps(target, TapPlan(net.layout.taps)), **options)
+
+
+def maker(folder: Path, target: CachedModel) -> MakeDrafter:
+    net = build(folder, target)
+    taps = attach_taps(target, TapPlan(net.layout.taps))
+    return lambda how: CheckpointDrafter(net, target, taps, *how)
 
 
 def check_against_speculators(folder: Path) -> None:
@@ -148,14 +149,7 @@ def test_speculators_computes_the_same_from_what_is_exported(tmp_path: Path, dra
 )
 def test_greedy_output_is_the_plain_one_with_every_kind_of_policy(layout: str, engine: str) -> None:
     target = wrap(target_module(), engine)
-    prompt, settings = tokens(6, vocabulary=48).tolist() * 2, DecodingSettings(10)
-    plain = plain_decode(target, prompt, settings).tokens
-    drafter, drafted = drafter_of(FIXTURES / layout, target), 0
-    for name in ("fixed:1", "fixed:6", "hf-confidence", "two-source", "svip"):
-        output = speculative_decode(target, drafter, make_policy(name, 6, LinearCosts()), prompt, settings)
-        assert output.tokens == plain, name
-        drafted += sum(step.drafted for step in output.steps)
-    assert drafted > 0
+    assert_greedy_is_plain(target, maker(FIXTURES / layout, target), tokens(6, vocabulary=48).tolist() * 2, 10)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -181,21 +175,8 @@ def test_drafts_from_all_positions_are_those_of_each(layout: str, monkeypatch: p
     "layout", ["eagle3-sglang", "dspark-speculators", "dflash-flat", "dflash2-flat", "peagle-flat"]
 )
 def test_sampled_output_has_the_targets_law(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    module, prompt, sampling = target_module(), [1, 0, 1], Sampling(1.0, top_k=2)  # so few tokens that all are tried
-    target = wrap(module)
-    drafter = drafter_of(FIXTURES / layout, target, sampling=sampling, generator=UNUSED)
-    settings, drafted = DecodingSettings(3, sampling), set()
-
-    def run() -> tuple[int, ...]:
-        output = speculative_decode(target, drafter, FixedLength(2), prompt, settings, UNUSED)
-        drafted.update(step.drafted for step in output.steps)
-        return tuple(output.tokens)
-
-    law = Enumerator(monkeypatch).law(run)
-    wanted = law_of_module(module, prompt, 3, sampling)
-    assert len(wanted) == 8
-    assert 2 in drafted
-    assert_same_law(law, wanted, tolerance=1e-5)
+    target = wrap(module := target_module())
+    assert_sampling_keeps_the_law(monkeypatch, target, module, maker(FIXTURES / layout, target), [1, 0, 1])
 
 
 @pytest.fixture

@@ -39,9 +39,8 @@ BLOCK = 6  # tokens that a block-wise drafter proposes at once
 BLOCKWISE = [(f"block-{name}", n, "project-rope") for name, n in (("hidden", 1), ("hybrid", 1), ("control", 2))]
 BLOCKWISE += [("block-kv", 2, "concat"), ("block-markov-hybrid", 1, "project-rope")]
 VARIANTS += BLOCKWISE
-ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "mistral"), ("lean", "qwen2")]
-ENGINES += [("static", "qwen3"), ("static", "llama3-rope"), ("lean", "qwen3_moe")]
-ENGINES += [("modules", family) for family in ("gemma", "gemma2", "gemma3")]
+ENGINES = [("lean", "qwen3"), ("modules", "qwen3"), ("lean", "llama3-rope"), ("lean", "qwen2")]
+ENGINES += [("static", "qwen3"), ("lean", "qwen3_moe"), ("modules", "gemma2"), ("modules", "gemma3")]
 PAIRS = [(variant, ("lean", "qwen3")) for variant in VARIANTS]
 PAIRS += [(("hybrid", 1, "project-rope"), engine) for engine in ENGINES[1:]]  # reads all that there is
 PAIRS += [(BLOCKWISE[1], (engine, "qwen3")) for engine in ("static", "modules")]
@@ -86,13 +85,13 @@ def test_greedy_output_is_the_plain_one(variant: tuple[str, int, str], engine: t
     target = wrap(target_module(engine[1]), engine[0])
     prompt, settings = tokens(6, vocabulary=SMALL_VOCABULARY).tolist() * 3, DecodingSettings(12)
     plain = plain_decode(target, prompt, settings).tokens
-    looking_up, appended = ("two-source", "lookup-else-stopping:least=1,tokens=4"), 0
-    for policy in ("fixed:1", "fixed:6", "fixed:3", *looking_up):
+    looking_up, appended = "lookup-else-stopping:least=1,tokens=4", 0
+    for policy in ("fixed:6", "fixed:3", looking_up):
         draft_tokens = [1, 3, 4, 7] if policy == "fixed:3" else None
         drafter = build_drafter(target, build_net(target.module, variant, draft_tokens))
         output = speculative_decode(target, drafter, make_policy(policy, 6, LinearCosts()), prompt, settings)
         assert output.tokens == plain
-        assert policy in looking_up or sum(step.drafted for step in output.steps) > 0
+        assert policy == looking_up or sum(step.drafted for step in output.steps) > 0
         appended += sum(step.appended for step in output.steps)
     assert appended > 0
 

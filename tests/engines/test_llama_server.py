@@ -28,6 +28,7 @@ from draftgauge.serving.counters import read_counts
 from engine_processes import llama_server, need_llama_server
 from engine_steps import live_steps, trimmed
 from gguf_files import convert, need_converter, need_libllama, write_gguf
+from launching import ENGINES
 
 pytestmark = pytest.mark.slow
 LENGTH, OUTPUT = 4, 48
@@ -75,6 +76,7 @@ def test_outputs_counts_and_advice(files: dict[str, Path], prompts: list[list[in
     assert rows[LENGTH]["tokens_per_step"] == pytest.approx(1 + counts.accepted / counts.drafts)
 
 
+@ENGINES
 def test_drafting_changes_no_answer(files: dict[str, Path]) -> None:
     options = ("--spec-type", "draft-simple", "--spec-draft-model", str(files["draft"]))
     kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-n-max", str(LENGTH))
@@ -85,6 +87,7 @@ def test_drafting_changes_no_answer(files: dict[str, Path]) -> None:
     assert status["parity-sampled"] == "well", rows
 
 
+@ENGINES
 def test_an_exported_drafter_is_accepted_step_by_step(
     files: dict[str, Path], prompts: list[list[int]], tmp_path: Path
 ) -> None:

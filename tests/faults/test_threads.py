@@ -14,7 +14,7 @@ from faults.test_campaign import WHOLE
 from generating import draft_of, prompt, target_of
 from small_profiles import save_models
 
-THREADS, CALLS, IN_A_ROW = (4, 50, 300) if WHOLE else (4, 4, 24)
+THREADS, CALLS, IN_A_ROW = (4, 50, 300) if WHOLE else (4, 2, 12)
 
 
 @pytest.mark.parametrize("used", ["one speculation", "two of one model", "a pair"])

@@ -11,6 +11,7 @@ import pytest
 
 from draftgauge.checkup.checks import Evidence, examine
 from draftgauge.judging.contexts import acceptance_by_context, advice_by_context, lengths_by_context
+from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.traces.context_law import extended, fit_law, laws_of
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.engine_costs import EngineCosts
@@ -80,17 +81,31 @@ def test_advice_ends_where_drafting_does_not_pay_any_more() -> None:
     said = advice_by_context(texts, dear)
     assert said is not None
     assert re.match(r"draft 3 up to \d+, .* up to 2048 tokens of context, none beyond \(costs", said)
-    lengths = lengths_by_context(acceptance_by_context(texts), dear)
+    lengths = lengths_by_context(texts, dear)
     assert [lengths[256], lengths[2048] > 0, lengths[4096], max(lengths)] == [3, True, 0, 8 * 4096]
     assert "within 0%" in said
     assert "recorded up to 6059" in said
     assert advice_by_context(texts, curve(1e-6, 0, (256, 4096))) is None  # the same length everywhere
     assert advice_by_context(texts, curve(1e-6, 5e-6, (256,))) is None  # nothing is known of other lengths
     fading = trace_of((100, 0.9), (6000, 0.02))
-    lengths = lengths_by_context(acceptance_by_context(fading), curve(1e-6, 0, (256, 4096)))
+    lengths = lengths_by_context(fading, curve(1e-6, 0, (256, 4096)))
     assert lengths[1 << 9] == 3
     assert lengths[1 << 14] == 0
     assert max(lengths) <= 8 * 4096
+
+
+def test_lengths_by_context_are_those_of_replay() -> None:
+    """In one range of contexts, and at costs that hardly grow, the best length is the one that replay finds."""
+    hard = [[3] * 30 + [0] * 30] * 10  # right up to depth 3 over half of an output, then never
+    drafts = [[[at + 1 + d if d < of[at] else 0 for d in range(GAMMA_MAX)] for at in range(60)] for of in hard]
+    records = [
+        make_record(PromptInfo(i, str(i), "chat", "", 100, 60, "stop"), list(range(1, 61)), rows, GAMMA_MAX)
+        for i, rows in enumerate(drafts)
+    ]
+    trace, costs = make_trace(records, 60), curve(1e-9, 1e-9, (64, 256))
+    costs = replace(costs, draft=tuple(tuple(0.007 * n for n in range(GAMMA_MAX + 1)) for _ in costs.contexts))
+    speeds = [run.tokens_per_second for run in replay_fixed_all(trace, costs)]
+    assert lengths_by_context(trace, costs)[256] == int(np.argmax(speeds)) == 0
 
 
 def test_what_fades_with_the_text_is_named() -> None:

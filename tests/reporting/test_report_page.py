@@ -186,9 +186,8 @@ def test_ranked_drafters_stand_beside_each_other(single_run, tmp_path):
         with pytest.raises(DraftgaugeError, match="use the JSON of `draftgauge rank`"):
             write_report(single_run, tmp_path / "other.html", ranked=wrong)
     out, among_others = tmp_path / "ranked.html", RANKED.parent / "trained-smollm2.json"
-    for ranking, drafter in ((RANKED, "Qwen2.5-Coder-0.5B"), (among_others, "drafters/smollm-kv")):
-        succeeds("report", single_run, "--rank", ranking, "--out", out)
-        assert drafter in out.read_text()
+    succeeds("report", single_run, "--rank", among_others, "--out", out)
+    assert "drafters/smollm-kv" in out.read_text()
 
 
 def test_a_live_row_of_a_fitted_policy_needs_no_file(single_run, live_row, tmp_path):

@@ -8,11 +8,13 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import draftgauge as dg
 from command_line import refusal, succeeds
 from draftgauge.core.prompts import read_prompts
+from draftgauge.judging.replay import replay_lengths
 from draftgauge.pair.prompts import prompt_file
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.exchange import acceptance_document, acceptance_of
@@ -67,6 +69,10 @@ def test_results_of_load_generators_are_read(text: str, tmp_path: Path) -> None:
             "no record of aiperf",
         ),
         (json.dumps({"metadata": {}, "metrics": {}}), "holds no answers"),
+        (guidellm().replace('"response_metrics": null', '"response_metrics": 5'), "is no report of guidellm 0.8"),
+        (guidellm().replace('"prompt_tokens": 700', '"prompt_tokens": -700'), "-700 in place of a count"),
+        (aiperf().replace('"value": 700', '"value": -700'), "-700 in place of a count"),
+        (aiperf().replace('"num_spec_tokens": 3', '"num_spec_tokens": 1000000000000'), "more than 1024"),
     ],
 )
 def test_results_of_other_versions_are_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -77,11 +83,15 @@ def test_results_of_other_versions_are_refused(text: str, message: str, tmp_path
 
 def test_exported_acceptance_is_what_engines_and_planners_take(tmp_path: Path) -> None:
     run, out = Path("docs/results/real/runs/bf16"), tmp_path / "acceptance.json"
-    succeeds("advise", run, "--export-acceptance", out, "--split", "all")
-    document = json.loads(out.read_text())
-    rates = acceptance_of(Run(run).trace)
+    succeeds("advise", run, "--export-acceptance", out, "--split", "all", "--policy", "fixed:2")
+    document, trace = json.loads(out.read_text()), Run(run).trace
+    length = document["length"]
+    rates = acceptance_of(trace, length)
     assert set(document["categories"]) == set(rates)
     assert len(rates) > 2
+    # As an engine at this length counts it: the steps of the replay, but for drafts past the outputs' ends.
+    steps = replay_lengths(trace, np.full(trace.positions, length)).tokens_per_step
+    assert document["categories"]["all"]["accepted_per_step"][-1] == pytest.approx(steps - 1, rel=0.03)
     for name, of in document["categories"].items():
         assert of["conditional"] == pytest.approx(rates[name])
         assert of["unconditional"] == pytest.approx(list(accumulate(rates[name], mul)))

@@ -85,6 +85,9 @@ def test_results_that_do_not_fit_are_refused(files: dict[str, Path]) -> None:
         ([{"case": "x", "median_us": 1.0}], "is not one of `draftgauge costs --cases`"),
         ([good[0] | {"requests": [{"query_len": 9, "kv_len": 9, "num_draft_tokens": 0}]}], "a query of 9 tokens"),
         ([good[0] | {"median_us": -1}], "in -1e-06 s"),
+        ([good[0] | {"median_us": 0.01}], "in 1e-08 s"),  # seconds in place of microseconds
+        ([good[0] | {"requests": [good[0]["requests"][0] | {"kv_len": 1e300}]}], "1e+300 in place of a count"),
+        ([good[0] | {"requests": [good[0]["requests"][0] | {"kv_len": 0}]}], "-1 in place of a count"),
     ):
         files["drafter"].write_text(json.dumps(wrong))
         assert message in refusal("costs", *both)
@@ -94,4 +97,5 @@ def test_results_that_do_not_fit_are_refused(files: dict[str, Path]) -> None:
     files["drafter"].write_text(json.dumps(good[2:]))
     assert "lacks cases" in refusal("costs", *both)
     assert "name --start to measure a server, --cases to write" in refusal("costs")
+    assert "--batches must name" in refusal("costs", "--cases", files["cases"], "--batches=")
     assert "measure llama-server with --start" in refusal("costs", "-e", "llama-server")

@@ -19,7 +19,7 @@ from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, at_equal_width, warm
 from draftgauge.studies.kvshot.run import run_study, study_so_far
 from draftgauge.training.reuse.request import TrainingSpec
-from launching import ray_cluster
+from launching import LONG, ray_cluster
 from small_trainings import small_training
 
 pytestmark = pytest.mark.slow
@@ -168,6 +168,7 @@ def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
         run_study(replace(study, evaluation=replace(study.evaluation, max_new_tokens=9)), folder, prompts)
 
 
+@LONG
 def test_ray_gives_what_local_gives(tmp_path: Path) -> None:
     study, prompts = small(tmp_path, (CONTROL, WIDE_HIDDEN, WARM))
     with ray_cluster(cpus=1):

@@ -41,11 +41,6 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_the_package_passes(check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    code = check.main(ROOT / "src")
-    assert (code, capsys.readouterr().err) == (0, "")
-
-
 EIGHT = ", ".join("abcdefgh")
 RECORD = f"@dataclass\nclass Record:\n    a: int\ndef make({EIGHT}) -> Record:\n"
 MADE = "    record = Record(a)\n    record.validate()\n    return record\n"

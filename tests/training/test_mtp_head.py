@@ -17,6 +17,7 @@ from draftgauge.api.evaluate import evaluate
 from draftgauge.api.export import export
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
+from draftgauge.api.study import study_kvshot
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
 from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource, drafting_net
@@ -142,6 +143,9 @@ def test_its_folder_is_an_mtp_head_in_every_verb(trained: tuple[TrainingSpec, Pa
     assert next(row for row in fixed if row["policy"] == "fixed:3")["tokens_per_step"] > 2
     found = bench(drafter=head, policies=("fixed:3",), rounds=1, **usual)
     assert next(row for row in found if row["policy"] == "fixed:3")["mismatched_prompts"] == 0
+    decay = {"decay": (str(head), "lookup"), "held_out": str(prompts), "target": request.target}
+    rows = {row["drafter"]: row for row in study_kvshot(out=tmp_path / "decay", **decay).rows}
+    assert rows[str(head)]["alpha_1"] > rows["lookup"]["alpha_1"]
     groups = {row["group"]: row for row in diagnose(head, prompts=prompts, max_new_tokens=8) if "gradient_share" in row}
     assert {"mtp.fc", "mtp.layers.0.self_attn.k_proj"} <= groups.keys()
     assert all(row["draft_share"] > 0 for row in groups.values())

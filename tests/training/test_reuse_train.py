@@ -55,7 +55,7 @@ def test_a_training_gives_threads_and_freed_memory_back(base: TrainingSpec, tmp_
 
     def look(row: Any) -> None:
         before = pages()
-        torch.ones(2**28, dtype=torch.uint8)  # freed at once
+        torch.ones(2**27, dtype=torch.uint8)  # freed at once
         seen.append((torch.get_num_threads(), pages() - before > 2**14))
 
     seen: list[tuple[int, bool]] = []

@@ -186,7 +186,7 @@ def _before_costs(request: AdviseRequest, engine: Engine, run: Run, counts: Spec
     best = next(row for row in rows if row["recommended"])
     best |= server_row(design, counts) | {"recorded_with": shlex.join(deployment.options) or None}
     length = setting_length(str(best["policy"])) or 0
-    _export(request, acceptance_of(design.trace), length)
+    _export(request, acceptance_of(design.trace, length), length)
     _advise(request, engine, best, (said, False), {1: length}, deployment)
     if first and length:
         best["flags"] = f"{first} && {best['flags']}"
@@ -242,7 +242,8 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     fitted = fitted_here(source.own, design, source.curve) if fits else {}
     judged, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
     lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
-    _export(request, acceptance_of(trace), lengths[min(lengths)])
+    length = lengths[min(lengths)]
+    _export(request, acceptance_of(trace, length), length)
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | it for it in judged]
     for row in rows:
         if len(trace.prompts) == 1:

@@ -27,7 +27,7 @@ from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.base import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED, fitted_to
-from draftgauge.judging.ranking import on_one_target, rank_rows
+from draftgauge.judging.ranking import ENGINE_RULES, LOOKUPS, on_one_target, rank_rows
 from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
@@ -242,7 +242,7 @@ def _run_folders(request: RankRequest) -> dict[str, Path]:
     if (request.out / MANIFEST_NAME).is_file():
         raise TraceError(f"{request.out} holds the run of one drafter, not of several: choose another folder")
     for drafter in request.drafters:
-        choose_drafter(drafter)  # which refuses what can draft nothing, before hours are spent on the others
+        choose_drafter(_recorded_as(drafter))  # refuses what can draft nothing, before hours are spent on the others
     names = {drafter: re.sub(r"[^\w.-]+", "-", drafter).strip("-.") for drafter in request.drafters}
     if len({"", *names.values()}) <= len(names):
         raise DraftgaugeError(f"{', '.join(names)} have no folders of their own in {request.out}: give full paths")
@@ -272,12 +272,16 @@ def _given_costs(request: RankRequest) -> dict[str, CostCurve]:
 
 
 def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
-    pair = PairSpec(target=request.target, compression=(request.compression,), drafter=drafter)
+    pair = PairSpec(target=request.target, compression=(request.compression,), drafter=_recorded_as(drafter))
     return replace(pair, machine=request.machine, loading=request.loading)
 
 
+def _recorded_as(drafter: str) -> str:
+    return LOOKUPS[0] if drafter in ENGINE_RULES else drafter
+
+
 def _check(request: RankRequest, drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    name, source = choose_drafter(drafter)
+    name, source = choose_drafter(_recorded_as(drafter))
     loading = request.loading
     options = LoadOptions(trust_remote_code=loading.trust_remote_code, allow_pickle=loading.allow_pickle)
     drafter_kind(name).check(source, tokenizer, options)

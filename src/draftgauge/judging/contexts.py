@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from draftgauge.judging.replay import replay_lengths
 from draftgauge.traces.context_law import extended, laws_of
 from draftgauge.traces.costs import MAX_HALF_WIDTH, CostCurve
-from draftgauge.traces.sampled import path_chances
-from draftgauge.traces.trace import Trace, context_lengths
+from draftgauge.traces.sampled import draws, path_chances
+from draftgauge.traces.trace import Floats, Trace, context_lengths
 
 CONTEXTS = (  # tokens of text
     (0, 1024, "under 1k"),
@@ -44,21 +45,37 @@ def shown(rates: Rates) -> str:
     return "; ".join(f"{name} {' '.join(f'{rate:.2f}' for rate in of)}" for name, of in rates.items())
 
 
-def lengths_by_context(rates: Rates, costs: CostCurve) -> dict[int, int]:
-    """The best fixed length at each context length of :data:`ASKED`, 0 where none pays. It is empty where costs are
-    known at one context only, or no range has rates.
+def committed_by_context(trace: Trace, longest: int) -> dict[int, Floats]:
+    """Tokens that a step of 0 to ``longest`` drafted ones commits, by the place in :data:`CONTEXTS` where it begins.
 
-    Acceptance beyond the ranges recorded is taken to be that of the nearest one.
+    Steps of a fixed length begin where drafts failed more often than positions at large, so rates of all positions
+    would promise too much. Ranges in which the longest has fewer than :data:`FEW` steps are left out.
     """
-    if not rates or laws_of(costs) is None:
+    contexts, walks = context_lengths(trace), [trace] if trace.sampled is None else list(draws(trace))
+    found: dict[int, list[float]] = {}
+    for length in range(longest + 1):
+        records = [replay_lengths(walk, np.full(trace.positions, length)).record for walk in walks]
+        at = contexts[np.concatenate([record.rows(trace) for record in records])]
+        committed = np.concatenate([record.committed for record in records])
+        for place, (least, most, _) in enumerate(CONTEXTS):
+            inside = committed[(at >= least) & (at < most)]
+            if len(inside) >= FEW * len(walks):
+                found.setdefault(place, []).append(float(inside.mean()))
+    return {place: np.array(of) for place, of in found.items() if len(of) > longest}
+
+
+def lengths_by_context(trace: Trace, costs: CostCurve) -> dict[int, int]:
+    """The best fixed length at each context length of :data:`ASKED`, 0 where none pays. It is empty where costs are
+    known at one context only, or no range holds enough steps.
+
+    What steps commit beyond the ranges recorded is taken to be that of the nearest one.
+    """
+    if laws_of(costs) is None or not (known := committed_by_context(trace, min(trace.gamma_max, costs.gamma_max))):
         return {}
-    curve, names = extended(costs), [name for _, _, name in CONTEXTS]
-    places = [names.index(name) for name in rates]
-    lengths = {}
+    curve, lengths = extended(costs), {}
     for context in (length for length in ASKED if length <= REACH * costs.contexts[-1]):
         place = next(at for at, (_, most, _) in enumerate(CONTEXTS) if context < most)
-        of = rates[names[min(places, key=lambda at: (abs(at - place), at))]][: costs.gamma_max]
-        tokens = 1 + np.cumsum([0.0, *np.cumprod(of)])
+        tokens = known[min(known, key=lambda at: (abs(at - place), at))]
         steps = curve.step_seconds(np.arange(len(tokens)), context)
         steps[0] = np.interp(context, curve.contexts, curve.plain)
         lengths[context] = int((tokens / steps).argmax())
@@ -68,8 +85,7 @@ def lengths_by_context(rates: Rates, costs: CostCurve) -> dict[int, int]:
 def advice_by_context(trace: Trace, costs: CostCurve) -> str | None:
     """How far to draft at which context lengths, and the error of the law of costs. None where lengths do not differ or
     the law does not hold."""
-    rates, laws = acceptance_by_context(trace), laws_of(costs)
-    lengths = lengths_by_context(rates, costs)
+    laws, lengths = laws_of(costs), lengths_by_context(trace, costs)
     if laws is None or laws[0].error > MAX_HALF_WIDTH or len(set(lengths.values())) < 2:
         return None
     ranges: list[tuple[int, int]] = []  # length, the longest context that it is best at

@@ -24,6 +24,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, conversations, select
 
 LOOKUPS = (LOOKUP, "prompt_lookup")
+ENGINE_RULES = ("suffix", "ngram-mod", "vllm-ngram")  # of lookup, ranked as drafters; recorded like prompt lookup
 Mask = NDArray[np.bool_]
 
 
@@ -41,7 +42,7 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
 
     The setting of each is the simplest that is level with its fastest
     (:func:`~draftgauge.judging.verdict.recommended`). It is a fixed length, a rule with its default numbers, or
-    ``two-source`` fitted to this drafter on other prompts.
+    ``two-source`` fitted to this drafter on other prompts. Engines' rules of lookup are settings of themselves alone.
 
     Returns:
         One row for each drafter and group of prompts (a ``task``, a range of ``context``, all). It has ``drafter``,
@@ -53,7 +54,10 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
         are 95%, resampled by prompt, the turns of a conversation together.
     """
     rules = [rule for rule in compared_policies() if rule != LOOKUP]  # which is a drafter here
-    ranked = {name: at_best(design_of(trace), costs, rules) for name, (trace, costs) in recorded.items()}
+    ranked = {
+        name: at_best(design_of(trace), costs, (name,) if name in ENGINE_RULES else rules)
+        for name, (trace, costs) in recorded.items()
+    }
     first = next(iter(ranked.values()))
     ranked[NO_DRAFT] = first._replace(setting="plain", of=plain_replay(first.trace, first.costs))
     order = sorted(ranked, key=lambda name: -ranked[name].of.tokens_per_second)
@@ -101,14 +105,16 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
 
 def at_best(design: Design, costs: CostCurve, rules: Sequence[str]) -> Ranked:
     """The simplest setting that is level with the fastest, of plain decoding, the best fixed length, ``rules`` and
-    ``two-source`` fitted to the drafter.
+    ``two-source`` fitted to the drafter. One of ``ENGINE_RULES`` stands against plain decoding alone.
     """
     trace, best = design.trace, PolicySpec.fixed(best_fixed_gamma(design.training, costs)).text
-    policies = {each: make_policy(each, trace.gamma_max, costs) for each in (NO_DRAFT, best, *rules)}
+    alone = set(rules) <= set(ENGINE_RULES)
+    names = (NO_DRAFT, *rules) if alone else (NO_DRAFT, best, *rules)
+    policies = {each: make_policy(each, trace.gamma_max, costs) for each in names}
     tried = {name: replay(trace, of, costs) for name, of in policies.items() if can_replay(trace, of)}
     tried[NO_DRAFT] = plain_replay(trace, costs)
     with suppress(DraftgaugeError):  # too few prompts, or texts in which nothing is looked up
-        tried[FITTED] = replay_fitted(design, costs)
+        tried |= {} if alone else {FITTED: replay_fitted(design, costs)}
     numbers = conversations(trace)
     setting = recommended({name: of.speed(numbers) for name, of in tried.items()}, best)
     return Ranked(setting, trace, costs, tried[setting])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -73,9 +74,10 @@ def measure_quality(request: ProfileRequest, runs: Sequence[Path], progress: Pro
 
 def read_quality(run: Path) -> dict[str, float]:
     """``kl``, ``agreement``, ``positions`` and ``prompts`` of a run; empty where they were not measured."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         kept = json.loads((run / QUALITY_NAME).read_text(encoding="utf-8"))
-        return {name: float(kept[name]) for name in ("kl", "agreement", "positions", "prompts") if name in kept}
+        figures = {name: float(kept[name]) for name in ("kl", "agreement", "positions", "prompts") if name in kept}
+        return figures if all(map(math.isfinite, figures.values())) else {}
     return {}
 
 

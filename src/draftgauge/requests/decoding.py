@@ -82,7 +82,8 @@ class RankRequest:
 
     drafters: tuple[str, ...] = option(
         positional=True,
-        help="draft models, EAGLE-3, DFlash or DSpark checkpoints, folders of trained drafters, or 'lookup'.",
+        help="draft models, EAGLE-3, DFlash or DSpark checkpoints, folders of trained drafters, 'mtp' (the target's "
+        "own heads), 'lookup', or engines' lookup: 'suffix', 'ngram-mod', 'vllm-ngram'.",
     )
     target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
@@ -289,8 +290,10 @@ class CostsRequest:
     def __post_init__(self) -> None:
         _check_batches(self.batches)
         positive(self, "served")
+        if not self.batches:
+            raise DraftgaugeError("--batches must name a number of requests, e.g. 1,4,16")
         if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths:
-            raise DraftgaugeError("lengths and contexts are numbers of tokens, at least one of 1 or more")
+            raise DraftgaugeError("--lengths and --contexts are numbers of tokens, at least one of 1 or more")
         if self.start and self.out is None:
             raise DraftgaugeError("name the file of costs to write with --out")
 

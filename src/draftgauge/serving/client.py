@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.serving.counters import count, served_models
+from draftgauge.serving.counters import served_models
 from draftgauge.serving.endpoint import COMPLETION_SECONDS, ServerError, fetch_json
+from draftgauge.serving.exchange import count
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,13 @@ from draftgauge.core.artefacts import read_text
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.serving.endpoint import ServerError, fetch_json, fetch_text
 from draftgauge.serving.engines import ENGINES
-from draftgauge.serving.exchange import answers_of
+from draftgauge.serving.exchange import MAX_COUNT, MAX_LENGTH, answers_of, count, draft_length
 from draftgauge.serving.prometheus import Sample, parse_metrics
 
 PREFIXES = {engine.name: engine.metrics for engine in ENGINES.values() if engine.metrics}  # of the metrics of servers
 ANSWERS = {name: [each.split() for each in engine.answers] for name, engine in ENGINES.items()}
 TENSORRT = "avg_decoded_tokens_per_iter"  # all that TensorRT-LLM's answers say of speculation
 ALIKE = 0.95  # drafts are of one length if their mean is this share of the longest: ends of outputs shorten some
-MAX_COUNT = 2.0**53
 NEARLY = 1e-3  # a length that is a whole number but for rounding
 
 _COUNTER = "spec_decode_num_"
@@ -64,6 +63,8 @@ class SpeculationCounts:
     @property
     def flaw(self) -> str:
         """What cannot be of them, as the rest of a sentence; empty if they can."""
+        if self.drafts and self.length > MAX_LENGTH:
+            return f"counts {self.drafted} drafted tokens of {self.drafts} drafts"
         for position, (before, here) in enumerate(pairwise((self.drafts, *self.by_position)), 1):
             if here > before:
                 return f"counts {here} tokens accepted at position {position} and {before} before it"
@@ -181,16 +182,8 @@ def _of_answer(engine: str, held: dict[str, Any]) -> SpeculationCounts:
     counts = SpeculationCounts(count(steps), count(drafted), count(accepted))
     if not accepting:
         return counts
-    longest = max(len(accepting) - 1, longest_draft(counts.drafted / max(1, counts.drafts)))
+    longest = draft_length(max(len(accepting) - 1, longest_draft(counts.drafted / max(1, counts.drafts))))
     return replace(counts, by_position=tuple(count(sum(accepting[at:])) for at in range(1, longest + 1)))
-
-
-def count(value: Any) -> int:
-    """A count as JSON has it; ValueError for what is none."""
-    number = not isinstance(value, bool) and isinstance(value, int | float)
-    if not number or not 0 <= value <= MAX_COUNT or value != int(value):
-        raise ValueError(f"{value!r} in place of a count")
-    return int(value)
 
 
 def _latest(samples: Sequence[Sample]) -> list[Sample]:

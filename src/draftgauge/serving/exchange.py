@@ -12,14 +12,20 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftgauge.core.artefacts import parse_json, parse_json_lines, read_text
 from draftgauge.core.errors import TraceError
-from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.evaluate import task_masks
+from draftgauge.judging.replay import replay_lengths
 from draftgauge.serving.engines import ENGINES
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.sampled import draws, path_chances
+from draftgauge.traces.trace import Trace, prompt_of_rows
 
 FORMAT, VERSION = "draftgauge acceptance", 1
 MARK = "spec_decode_acceptance"  # of aiperf's records
+MAX_LENGTH = 1024  # of a draft
+MAX_COUNT = 2.0**53
 
 
 def answers_of(path: Path) -> Iterator[tuple[str, Any]]:
@@ -44,11 +50,11 @@ def answers_of(path: Path) -> Iterator[tuple[str, Any]]:
 def _of_guidellm(report: Any, path: Path) -> Iterator[tuple[str, Any]]:
     try:
         counted = [
-            (at, each, each.get("response_metrics") or {})
+            (at, each, dict(each.get("response_metrics") or {}))
             for at, benchmark in enumerate(report["benchmarks"], start=1)
             for each in benchmark["requests"]["successful"]
         ]
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{path} is no report of guidellm 0.8 ({error!r}): give its benchmarks.json") from error
     if not any(metrics.get("speculative_decoding") for _, _, metrics in counted):
         raise TraceError(
@@ -65,7 +71,7 @@ def _of_aiperf(record: Mapping[str, Any], where: str) -> Any:
     try:
         counted, metrics = dict(record[MARK]), record.get("metrics") or {}
         histogram = {int(accepted): steps for accepted, steps in counted["acceptance_histogram"].items()}
-        longest = counted.get("num_spec_tokens") or max(histogram, default=0)
+        longest = draft_length(counted.get("num_spec_tokens") or max(histogram, default=0))
         counted["acceptance_histogram"] = [histogram.get(accepted, 0) for accepted in range(longest + 1)]
         prompt = (metrics.get("input_sequence_length") or {}).get("value", 0)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -74,12 +80,35 @@ def _of_aiperf(record: Mapping[str, Any], where: str) -> Any:
     return {"usage": usage, "metrics": {"speculative_decoding": counted}}
 
 
-def acceptance_of(trace: Trace) -> dict[str, list[float]]:
-    """Conditional acceptance by depth, for each task and for all; 0 at depths that no draft reached."""
-    found: dict[str, list[float]] = {}
-    for row in acceptance_by_depth(trace, resamples=1):
-        found.setdefault(str(row["task"]), []).append(float(row["alpha"] or 0.0))
-    return found
+def count(value: Any) -> int:
+    """A count as JSON has it; ValueError for what is none."""
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not number or not 0 <= value <= MAX_COUNT or value != int(value):
+        raise ValueError(f"{value!r} in place of a count")
+    return int(value)
+
+
+def draft_length(value: Any) -> int:
+    """A count of tokens that one draft may have; ValueError beyond."""
+    if (length := count(value)) > MAX_LENGTH:
+        raise ValueError(f"drafts of {length} tokens, more than {MAX_LENGTH}")
+    return length
+
+
+def acceptance_of(trace: Trace, length: int) -> dict[str, list[float]]:
+    """Conditional acceptance by depth at the steps of drafts of ``length`` tokens, the longest ones if 0, as an engine
+    counts it. By task and for all; 0 at depths that no draft reached.
+    """
+    length, walks = length or trace.gamma_max, [trace] if trace.sampled is None else list(draws(trace))
+    rows = [replay_lengths(walk, np.full(trace.positions, length)).record.rows(trace) for walk in walks]
+    steps = np.bincount(np.concatenate(rows), minlength=trace.positions)  # that begin at each position
+    reach, acceptance = map(np.nan_to_num, path_chances(trace))
+    reached, accepted = (steps[:, None] * of[:, :length] for of in (reach, reach * acceptance))
+    prompt = prompt_of_rows(trace)
+    return {
+        task: [float(a / max(r, 1e-9)) for a, r in zip(accepted[of].sum(0), reached[of].sum(0), strict=True)]
+        for task, of in ((task, mask[prompt]) for task, mask in task_masks(trace))
+    }
 
 
 def conditional(survival: Sequence[float]) -> list[float]:
@@ -104,4 +133,4 @@ def acceptance_document(source: str, rates: Mapping[str, Sequence[float]], lengt
             "accepted_per_step": list(accumulate(unconditional)),
             "recipes": {to: text.replace("{rates}", ",".join(map(str, kept))) for to, text in written.items()},
         }
-    return {"format": FORMAT, "version": VERSION, "source": source, "categories": categories}
+    return {"format": FORMAT, "version": VERSION, "source": source, "length": length, "categories": categories}

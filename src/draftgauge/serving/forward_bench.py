@@ -8,7 +8,7 @@ step of a running server calibrates the costs once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +17,14 @@ import numpy as np
 
 from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import TraceError
+from draftgauge.serving.exchange import MAX_COUNT, count, draft_length
 from draftgauge.serving.step_costs import MIN_DRAFT
 from draftgauge.traces.context_law import fit_law
 from draftgauge.traces.engine_costs import EngineCosts
 
 AGAIN = "give what `vllm bench forward --output-json` of vLLM 0.33 wrote"
 CONTEXTS = (256, 2048, 8192)  # where none are asked for
-Request = Mapping[str, int]
+SHORTEST, LONGEST = 1e-6, 3600.0  # seconds of a forward pass: beyond, the times are in another unit
 
 
 class Case(NamedTuple):
@@ -65,16 +66,16 @@ def read_results(path: Path) -> dict[Case, dict[int, float]]:
         raise TraceError(f"{path} is no result of vllm bench forward: {AGAIN}")
     for entry in document:
         try:
-            shapes = {(r["query_len"], r["num_draft_tokens"]) for r in entry["requests"]}
-            texts = sum(r["kv_len"] - r["query_len"] for r in entry["requests"])
+            shapes = {(count(r["query_len"]), draft_length(r["num_draft_tokens"])) for r in entry["requests"]}
+            texts = [count(count(r["kv_len"]) - r["query_len"]) for r in entry["requests"]]
             seconds, ((query, drafted),) = entry["median_us"] / 1e6, shapes
-            if query != drafted + 1 or not 0 < seconds < np.inf:
+            if query != drafted + 1 or not SHORTEST <= seconds <= LONGEST or sum(texts) > MAX_COUNT:
                 raise ValueError(f"a query of {query} tokens with {drafted} drafted ones in {seconds:g} s")
         except (KeyError, TypeError, ValueError) as error:
             name = entry.get("case") if isinstance(entry, dict) else entry
             what = f"{path}: case {name!r} is not one of `draftgauge costs --cases` ({error})"
             raise TraceError(f"{what}: {AGAIN}") from error
-        found[Case(len(entry["requests"]), drafted)][texts] = seconds
+        found[Case(len(texts), drafted)][sum(texts)] = seconds
     return dict(found)
 
 

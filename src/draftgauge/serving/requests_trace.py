@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import TraceError
-from draftgauge.serving.exchange import answers_of
+from draftgauge.serving.exchange import answers_of, count, draft_length
 from draftgauge.traces.run import make_trace
 from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, make_record
 
 NO, YES, UNKNOWN = 0, 1, 2
-MAX_LENGTH = 1024  # of a draft
 START = "start the server with --per-request-spec-decode-metrics detailed, and ask for one sequence a request"
 
 
@@ -58,21 +57,20 @@ def request_steps(answer: Any, where: str) -> RequestSteps:
         nothing: list[int] | None = [] if metrics["num_spec_steps"] == 0 else None  # vLLM then leaves the lists out
         drafted, accepted = (metrics.get(f"per_step_{name}", nothing) for name in ("drafted", "accepted"))
         steps = RequestSteps(
-            prompt_tokens=int(usage["prompt_tokens"]),
-            output_tokens=int(usage["completion_tokens"]),
-            drafted=tuple(map(int, drafted)),
-            accepted=tuple(map(int, accepted)),
-            longest=int(metrics["num_spec_tokens"]),
+            prompt_tokens=count(usage["prompt_tokens"]),
+            output_tokens=count(usage["completion_tokens"]),
+            drafted=tuple(map(count, drafted)),
+            accepted=tuple(map(count, accepted)),
+            longest=draft_length(metrics["num_spec_tokens"]),
             task=str(answer.get("task", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise TraceError(f"{where} is no answer of vLLM with metrics of every step ({error}): {START}") from error
     if len(steps.drafted) != len(steps.accepted) or any(
-        not 0 <= accepted <= drafted <= steps.longest <= MAX_LENGTH
+        not accepted <= drafted <= steps.longest
         for drafted, accepted in zip(steps.drafted, steps.accepted, strict=True)
     ):
-        most = min(steps.longest, MAX_LENGTH)
-        raise TraceError(f"{where} accepts more tokens than it drafts, or drafts more than {most}")
+        raise TraceError(f"{where} accepts more tokens than it drafts, or drafts more than {steps.longest}")
     return steps
 
 
