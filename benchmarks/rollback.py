@@ -1,104 +1,60 @@
 """Makes docs/results/rollback.json: what a hybrid costs beyond an attention model, with nothing else on the machine.
 
-Two random models of the same number of weights, in the shapes of Qwen3.5 and Qwen3, in bfloat16. The hybrid verifies
-five tokens and keeps some; then both record a prompt with prompt lookup, in turns. Processor seconds of one thread,
-medians.
+Two random models of as many weights, shaped as Qwen3.5 and Qwen3. Processor seconds of one thread, medians.
 """
 
-from __future__ import annotations
-
-import argparse
-import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
+from statistics import median
 
 import torch
 from common import RESULTS, save
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3_5TextConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3Config
 
 from draftgauge.core.prompts import Prompt
 from draftgauge.decoding import DecodingSettings
 from draftgauge.decoding.recorder import RecordingPlan, record_prompt
 from draftgauge.drafters.prompt_lookup import PromptLookupDrafter
-from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 
-VOCABULARY, PROMPT, FED = 256, 64, 5
-MOST = {"rollback": 0.05, "recording": 1.3}  # what is asked for
+LAYERS, WIDTH, VOCABULARY, PROMPT, FED, TOKENS, ROUNDS = 8, 2048, 256, 64, 5, 16, 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--tokens", type=int, default=16, help="how many are recorded")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
-    asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    hybrid, attention = models(asked.layers, asked.width)
-    weights = {"hybrid": count(hybrid), "attention": count(attention)}
-    kinds = {"hybrid": wrap(hybrid), "attention": wrap(attention, "modules"), "attention, lean": wrap(attention)}
-    rows = rollbacks(kinds["hybrid"], asked.rounds) + recordings(kinds, asked.tokens, asked.rounds)
-    save(asked.out, "rollback.json", [row | {"layers": asked.layers, "width": asked.width, **weights} for row in rows])
-
-
-def models(layers: int, width: int) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A hybrid, and an attention model whose MLPs are so wide that it has as many weights."""
-    shape = {"vocab_size": VOCABULARY, "hidden_size": width, "num_hidden_layers": layers}
-    kinds = ["linear_attention"] * 3 + ["full_attention"]
-    hybrid = made(Qwen3_5TextConfig(**shape, intermediate_size=3 * width, layer_types=(kinds * layers)[:layers]))
-    narrow = Qwen3Config(**shape, intermediate_size=3 * width, num_attention_heads=16, num_key_value_heads=4)
+    shape = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+    mixed = Qwen3_5TextConfig(**shape, intermediate_size=3 * WIDTH)  # every fourth layer attends
+    hybrid = AutoModelForCausalLM.from_config(mixed, dtype=torch.bfloat16)
+    plain = Qwen3Config(**shape, intermediate_size=3 * WIDTH, num_attention_heads=16, num_key_value_heads=4)
     with torch.device("meta"):
-        missing = count(hybrid) - count(AutoModelForCausalLM.from_config(narrow))
-    narrow.intermediate_size += max(0, round(missing / (3 * width * layers * 64))) * 64
-    return hybrid, made(narrow)
-
-
-def made(config: PreTrainedConfig) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-
-
-def count(model: PreTrainedModel) -> int:
-    return sum(weight.numel() for weight in model.parameters())
-
-
-def rollbacks(model: CachedModel, rounds: int) -> list[dict[str, object]]:
-    text = torch.randint(0, VOCABULARY, (PROMPT + FED,))
-    rows: list[dict[str, object]] = []
+        missing = hybrid.num_parameters() - AutoModelForCausalLM.from_config(plain).num_parameters()
+    plain.intermediate_size += round(missing / (3 * WIDTH * LAYERS * 64)) * 64  # so that it has as many weights
+    attention = AutoModelForCausalLM.from_config(plain, dtype=torch.bfloat16)
+    models = {"hybrid": wrap(hybrid), "attention": wrap(attention, "modules"), "attention, lean": wrap(attention)}
+    text, rows = torch.randint(0, VOCABULARY, (PROMPT + FED,)), []
     for kept in (1, 2, 3, 4):
-        passes, back = [], []
-        for _ in range(rounds + 1):  # the first one warms up
-            model.reset()
-            model.forward(text[:PROMPT], last_only=True)
-            passes.append(seconds(model.forward, text[PROMPT:]))
-            back.append(seconds(model.truncate, PROMPT + kept))
-        verified, rolled = statistics.median(passes[1:]), statistics.median(back[1:])
-        share = rolled / verified
-        rows.append({"what": "rollback", "kept": kept, "of": FED, "verified": verified, "seconds": rolled})
-        rows[-1] |= {"share": share, "most": MOST["rollback"], "reached": share <= MOST["rollback"]}
-        print(f"{kept} of {FED} kept: {1e3 * rolled:.1f} of {1e3 * verified:.1f} ms, {share:.1%}", flush=True)
-    return rows
-
-
-def recordings(kinds: dict[str, CachedModel], tokens: int, rounds: int) -> list[dict[str, object]]:
-    prompt = torch.randint(0, VOCABULARY, (PROMPT,)).tolist()
-    plan, drafter = RecordingPlan(DecodingSettings(tokens), gamma_max=8), PromptLookupDrafter()
-    taken: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds + 1):
-        for name, model in kinds.items():
-            taken[name].append(seconds(record_prompt, model, drafter, Prompt(0, "0", "random", ""), prompt, plan))
-    medians = {name: statistics.median(values[1:]) for name, values in taken.items()}
-    rows: list[dict[str, object]] = []
-    for name, median in medians.items():
-        ratio = medians["hybrid"] / median
-        rows.append({"what": "recording", "model": name, "engine": kinds[name].spec.engine, "tokens": tokens})
-        rows[-1] |= {"seconds": median, "hybrid_over_this": ratio}
-        rows[-1] |= {"most": MOST["recording"], "reached": ratio <= MOST["recording"]}
-        print(f"{name} ({kinds[name].spec.engine}): {median:.2f} s, hybrid {ratio:.2f} times that", flush=True)
-    return rows
+        pairs = []  # of verifying five tokens, and rolling back
+        for _ in range(ROUNDS + 1):  # the first one warms up
+            models["hybrid"].reset()
+            models["hybrid"].forward(text[:PROMPT], last_only=True)
+            whole = seconds(models["hybrid"].forward, text[PROMPT:])
+            pairs.append((whole, seconds(models["hybrid"].truncate, PROMPT + kept)))
+        whole, took = map(median, zip(*pairs[1:], strict=True))
+        rows.append({"what": f"{kept} of {FED} kept", "seconds": took, "beside": whole, "ratio": took / whole})
+    plan, recorded = RecordingPlan(DecodingSettings(TOKENS), gamma_max=8), {name: list[float]() for name in models}
+    asked = PromptLookupDrafter(), Prompt(0, "0", "random", ""), text.tolist(), plan
+    for _ in range(ROUNDS + 1):
+        for name, model in models.items():
+            recorded[name].append(seconds(record_prompt, model, *asked))
+    took = median(recorded["hybrid"][1:])
+    for name in ("attention", "attention, lean"):
+        whole = median(recorded[name][1:])
+        rows.append({"what": f"recording, beside {name}", "seconds": took, "beside": whole, "ratio": took / whole})
+    print(
+        "\n".join(f"{row['what']}: {row['seconds']:.4f} of {row['beside']:.4f} s, {row['ratio']:.3f}" for row in rows)
+    )
+    save(RESULTS, "rollback.json", [row | {"layers": LAYERS, "width": WIDTH} for row in rows])
 
 
 def seconds(run: Callable[..., object], *arguments: object) -> float:
