@@ -21,12 +21,13 @@ STUB = Path("src/draftgauge/__init__.pyi")
 HEAD = """\
 # Written by tools/make_stub.py from the requests: run it after a change to one of them.
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 """
 ALIASES = """
-_Text: TypeAlias = str | Path
+_Text: TypeAlias = str | PathLike[str]
 _Prompts: TypeAlias = Sequence[str | Mapping[str, Any]]
 
 __version__: str

@@ -1,5 +1,6 @@
 # Written by tools/make_stub.py from the requests: run it after a change to one of them.
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
@@ -19,7 +20,7 @@ from draftgauge.traces.costs import CostCurve as CostCurve
 from draftgauge.traces.run import read_trace as read_trace
 from draftgauge.traces.trace import Trace as Trace
 
-_Text: TypeAlias = str | Path
+_Text: TypeAlias = str | PathLike[str]
 _Prompts: TypeAlias = Sequence[str | Mapping[str, Any]]
 
 __version__: str

@@ -150,6 +150,8 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(runs, tmp_path: Path
     file = bench(tmp_path / "bench.json", "draftgauge bench elsewhere", 1.0)
     empty = tmp_path / "rows.json"
     write_measurement(empty, f"draftgauge bench {fast}", [{"task": "all", "policy": "plain"}])
+    unsaid = [{"policy": "plain", "tokens_per_second": 9.0}, {"policy": "fixed:1", "recommended": True}]
+    write_measurement(half := tmp_path / "half.json", f"bench {fast} '", [row | {"task": "all"} for row in unsaid])
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps({"rows": []}))
     for words, said in (
@@ -160,6 +162,7 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(runs, tmp_path: Path
         ([slow, tmp_path / "none"], "there is no folder"),
         ([slow, fast, "--bench", file], "names none of these runs"),
         ([slow, fast, "--bench", empty], "holds no live figures"),
+        ([slow, fast, "--bench", half], "holds no live figures"),
         ([slow, fast, "--bench", broken], "broken.json"),
         ([slow, fast, "--tasks", "none"], "holds no task"),
         ([], "FOLDERS is required"),

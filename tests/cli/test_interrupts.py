@@ -44,7 +44,7 @@ def test_while_libraries_load(number: int) -> None:
         if caught & both == both and caught & mask:
             break
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert said.startswith("interrupted.")
     assert said.count("\n") == 1
@@ -52,25 +52,24 @@ def test_while_libraries_load(number: int) -> None:
 
 def test_while_recording_told_several_times(tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(100)))
+    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(400)))
     models = [f"--target={save_tiny(tmp_path / 'target')}", f"--drafter={save_tiny(tmp_path / 'draft')}"]
     words = ["profile", *models, f"--prompts={prompts}", f"--out={out}"]
     words += ["--max-new-tokens=8", "--gamma-max=2", "--cost-seconds=0"]
     process = started(words)
-    until = time.monotonic() + 100
-    while not list(out.glob("positions-*")) and process.poll() is None and time.monotonic() < until:
+    while not list(out.glob("positions-*")) and process.poll() is None:
         time.sleep(0.002)
     for _ in range(3):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.002)
-    _, said = process.communicate(timeout=100)
+    _, said = process.communicate()
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert said.count("interrupted.") == 1
     assert shard_paths(out)
     result = draftgauge([*words, "--seconds=1e-9"])  # it goes on with what is there
     assert result.exit_code == 0, result.stderr
-    assert 0 < len(read_trace(out).prompts) < 100
+    assert 0 < len(read_trace(out).prompts) < 400
 
 
 class Finalised:

@@ -83,7 +83,8 @@ def test_it_is_lossless_and_replayed_as_it_decodes(
     target, model, prompt = wrap(module), assistant(module, ordered), tokens(6, vocabulary=VOCABULARY).tolist()
     assert_greedy_is_plain(target, make(target, model, position), prompt)
     assert assert_replay_is_live(target, make(target, model, position), prompt, {7}) > 0
-    assert_sampling_keeps_the_law(monkeypatch, target, module, make(target, model, position), [1, 2, 3])
+    if ordered:  # where most tokens are never drafted
+        assert_sampling_keeps_the_law(monkeypatch, target, module, make(target, model, position), [1, 2, 3])
 
 
 def test_the_position_is_a_setting_of_the_source(tmp_path: Path) -> None:

@@ -37,8 +37,7 @@ def test_every_point_of_every_grid_can_be_made_and_the_defaults_are_near_one(nam
 
 
 def test_all_rules_of_the_field_have_a_grid() -> None:
-    engines = {"vllm-ngram", "suffix", "ngram-mod"}  # with their own numbers
-    assert set(POLICIES) - set(tunable_policies()) == {"no-draft", "fixed", "stopping", "two-source"} | engines
+    assert set(POLICIES) - set(tunable_policies()) == {"no-draft", "fixed", "stopping", "two-source"}
 
 
 def test_rules_without_a_point_for_short_drafts_are_left_out() -> None:

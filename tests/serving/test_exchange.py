@@ -19,7 +19,8 @@ from draftgauge.pair.prompts import prompt_file
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.exchange import acceptance_document, acceptance_of
 from draftgauge.serving.requests_trace import import_requests
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import Run, make_trace
+from draftgauge.traces.trace import PromptInfo, make_record
 from engine_server import vllm_metrics
 
 STEPS = ((3, 3), (3, 1), (3, 0), (3, 3), (2, 2))  # drafted and accepted, of 14 tokens
@@ -104,6 +105,17 @@ def test_exported_acceptance_is_what_engines_and_planners_take(tmp_path: Path) -
         nextn, accepted = recipes["aiconfigurator"].split()[1::2]
         assert int(nextn) == len(synthetic) > 0
         assert float(accepted) == pytest.approx(of["accepted_per_step"][len(synthetic) - 1], abs=1e-4)
+
+
+def test_a_step_without_a_draft_accepts_nothing() -> None:
+    """A drafter that proposes at some steps alone, as lookup does, commits no more in a planner's run."""
+    drafts = [[at + 1, 0] if at % 3 == 2 else [] for at in range(60)]  # one token right, where there is any
+    info = PromptInfo(0, "0", "chat", "", 100, 60, "stop")
+    trace = make_trace([make_record(info, list(range(1, 61)), drafts, 2)], 60)
+    rates = acceptance_of(trace, 2)["all"]
+    steps = replay_lengths(trace, np.full(trace.positions, 2)).tokens_per_step
+    assert sum(accumulate(rates, mul)) == pytest.approx(steps - 1, abs=0.03)
+    assert rates[0] < 0.6
 
 
 def test_counters_are_exported_too(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import draftgauge as dg
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.traces.manifest import MANIFEST_NAME
 from draftgauge.traces.run import Run, make_trace, read_trace
 from draftgauge.traces.shards import next_shard, shard_paths, write_shard
 from draftgauge.traces.writer import TraceWriter
 from synthetic import same_rows, synthetic_manifest, synthetic_records
-from written_runs import write_records
+from written_runs import write_records, write_run
 
 GAMMA, LENGTH = 4, 10
 RECORDS = synthetic_records(1, 9, LENGTH, GAMMA)
@@ -95,3 +96,8 @@ def test_drafts_and_outputs_longer_than_the_manifest_says_are_refused(tmp_path: 
         write_shard(tmp_path / "positions-00000.parquet", RECORDS[:1], manifest.fingerprint())
         with pytest.raises(TraceError, match=message):
             read_trace(tmp_path)
+
+
+def test_verbs_take_a_loaded_run_in_place_of_its_folder(tmp_path: Path) -> None:
+    run = Run.load(write_run(tmp_path / "run", 8))
+    assert dg.replay(run, ["fixed:1"]) == dg.replay(run.folder, ["fixed:1"])

@@ -177,7 +177,11 @@ def _live(runs: Sequence[Run], files: Sequence[Path]) -> dict[Run, Row]:
             found[run] = _decoded(own, run)
     for path in files:
         command = read_measurement(path).command
-        mine = [run for run in runs if any(map(_names(run), shlex.split(command)))]
+        try:
+            words = shlex.split(command)
+        except ValueError:  # an open quotation
+            words = command.split()
+        mine = [run for run in runs if any(map(_names(run), words))]
         if not mine:
             raise DraftgaugeError(
                 f"{path} was written by `{command}`, which names none of these runs: `draftgauge bench RUN --json FILE`"
@@ -202,10 +206,11 @@ def _decoded(path: Path, run: Run) -> Row:
     rows = [row for row in rows if row.get("run", run.name) == run.name]
     plain = next((row for row in rows if row.get("policy") == PLAIN), None)
     chosen = next((row for row in rows if row.get("recommended")), None)
-    if plain is None or chosen is None:
+    speeds = [isinstance(row, dict) and row.get("tokens_per_second") for row in (plain, chosen)]
+    if not chosen or not chosen.get("policy") or not all(isinstance(of, float | int) and of > 0 for of in speeds):
         raise DraftgaugeError(f"{path} holds no live figures of {run}: use the JSON of `draftgauge bench {run}`")
-    named = {"live_policy": chosen["policy"], "live_tokens_per_second": chosen["tokens_per_second"]}
-    return named | {"live_plain_tokens_per_second": plain["tokens_per_second"]}
+    named = {"live_policy": chosen["policy"], "live_tokens_per_second": speeds[1]}
+    return named | {"live_plain_tokens_per_second": speeds[0]}
 
 
 def _reference(runs: Sequence[Run]) -> Run | None:

@@ -37,7 +37,8 @@ from draftgauge.traces.trace import Trace, narrow, select
 
 FITS = {"speckv": fit_speckv, "stopping": fit_stopping, "two-source": fit_two_source}
 DRAFTING_RULES = ("cumulative-confidence",)  # simple rules that a fitted policy is compared with, tuned
-LOOKUP_RULES = ("lookup", "lookup-else-stopping")  # and one that looks tokens up, with these too
+# and one that looks tokens up, with these too
+LOOKUP_RULES = ("lookup", "lookup-else-stopping", "suffix", "ngram-mod", "vllm-ngram")
 
 
 @verb(FitRequest)

@@ -7,6 +7,7 @@ fields of a dataclass and of those nested in it stand under one level of names.
 from __future__ import annotations
 
 import inspect
+import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -80,7 +81,8 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     elif annotation is str:
         converted = str(value) if isinstance(value, str | Path) else None
     elif annotation is Path:
-        usable = isinstance(value, str | Path) and str(value) and "\0" not in str(value)
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value  # a Run is one too
+        usable = isinstance(value, str) and value and "\0" not in value
         converted = Path(value) if usable else None
     else:
         raise TypeError(f"{where}: no conversion to {annotation}")

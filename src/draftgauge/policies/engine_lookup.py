@@ -237,6 +237,7 @@ class NgramMod(EngineLookup):
     "vllm-ngram",
     "lookup by vLLM's numbers: what followed the first place of an n-gram of `least` to `longest` tokens",
     complexity=3,
+    grid={"least": (1, 2, 5), "tokens": (3, 5, 10)},
 )
 def vllm_ngram(least: int = 5, longest: int = 5, tokens: int = 5, *, gamma_max: int) -> Policy:
     for key, value in (("least", least), ("longest", longest), ("tokens", tokens)):
@@ -247,7 +248,10 @@ def vllm_ngram(least: int = 5, longest: int = 5, tokens: int = 5, *, gamma_max: 
 
 
 @register_policy(
-    "suffix", "appends the likeliest path after the suffixes that occurred before, by vLLM's numbers", complexity=3
+    "suffix",
+    "appends the likeliest path after the suffixes that occurred before, by vLLM's numbers",
+    complexity=3,
+    grid={"factor": (1.0, 2.0, 4.0), "least": (0.1, 0.3)},
 )
 def suffix(depth: int = 24, factor: float = 1.0, least: float = 0.1, tokens: int = 24, *, gamma_max: int) -> Policy:
     check_tokens("suffix", "depth", depth)
@@ -258,7 +262,12 @@ def suffix(depth: int = 24, factor: float = 1.0, least: float = 0.1, tokens: int
     return Suffix(depth, factor, least, min(tokens, gamma_max))
 
 
-@register_policy("ngram-mod", "appends what llama.cpp's --spec-default finds in its table of n-grams", complexity=3)
+@register_policy(
+    "ngram-mod",
+    "appends what llama.cpp's --spec-default finds in its table of n-grams",
+    complexity=3,
+    grid={"ngram": (4, 12, 24), "least": (1, 8, 48)},
+)
 def ngram_mod(ngram: int = 24, least: int = 48, tokens: int = 64, *, gamma_max: int) -> Policy:
     for key, value in (("ngram", ngram), ("least", least), ("tokens", tokens)):
         check_tokens("ngram-mod", key, value)

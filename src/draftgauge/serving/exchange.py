@@ -19,8 +19,8 @@ from draftgauge.core.errors import TraceError
 from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.replay import replay_lengths
 from draftgauge.serving.engines import ENGINES
-from draftgauge.traces.sampled import draws, path_chances
-from draftgauge.traces.trace import Trace, prompt_of_rows
+from draftgauge.traces.sampled import draws
+from draftgauge.traces.trace import Trace, remaining_rows
 
 FORMAT, VERSION = "draftgauge acceptance", 1
 MARK = "spec_decode_acceptance"  # of aiperf's records
@@ -96,19 +96,21 @@ def draft_length(value: Any) -> int:
 
 
 def acceptance_of(trace: Trace, length: int) -> dict[str, list[float]]:
-    """Conditional acceptance by depth at the steps of drafts of ``length`` tokens, the longest ones if 0, as an engine
-    counts it. By task and for all; 0 at depths that no draft reached.
+    """Conditional acceptance by depth at the steps of drafts of ``length`` tokens, the longest ones if 0. By task and
+    for all; 0 at depths that none reached.
+
+    Where the drafter proposed nothing, as lookup often does, nothing was accepted: tokens a step are those of replay.
     """
     length, walks = length or trace.gamma_max, [trace] if trace.sampled is None else list(draws(trace))
-    rows = [replay_lengths(walk, np.full(trace.positions, length)).record.rows(trace) for walk in walks]
-    steps = np.bincount(np.concatenate(rows), minlength=trace.positions)  # that begin at each position
-    reach, acceptance = map(np.nan_to_num, path_chances(trace))
-    reached, accepted = (steps[:, None] * of[:, :length] for of in (reach, reach * acceptance))
-    prompt = prompt_of_rows(trace)
-    return {
-        task: [float(a / max(r, 1e-9)) for a, r in zip(accepted[of].sum(0), reached[of].sum(0), strict=True)]
-        for task, of in ((task, mask[prompt]) for task, mask in task_masks(trace))
-    }
+    reached, accepted = np.zeros((2, len(trace.prompts), length))
+    for walk in walks:
+        record = replay_lengths(walk, np.full(walk.positions, length)).record
+        rows, depth = record.rows(walk), np.arange(length)
+        inside = depth < remaining_rows(walk.offsets)[rows, None]  # behind the output's end nothing is known
+        right = np.minimum(walk.accepted[rows], length)[:, None]
+        np.add.at(reached, record.prompt, inside & (depth <= right))
+        np.add.at(accepted, record.prompt, inside & (depth < right))
+    return {task: (accepted[of].sum(0) / np.maximum(reached[of].sum(0), 1)).tolist() for task, of in task_masks(trace)}
 
 
 def conditional(survival: Sequence[float]) -> list[float]:

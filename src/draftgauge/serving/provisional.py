@@ -50,6 +50,7 @@ def provisional(trace: Trace, costs: CostCurve, engine: Engine, run: Run) -> tup
     ]
     pays, holds = ranges[0]["best_from"], ranges[best]
     assert pays is not None
+    doubt = " (where costs are in doubt: profile again with --measure)" if costs.doubt() else ""
     cost = f"drafting and verifying a token costs {here:.3f} plain steps"
     until = "" if holds["best_below"] is None else f" to {holds['best_below']:.3f}"
     advice = f"draft with {FIXED}{best}: the best length from {holds['best_from'] or 0.0:.3f}{until}" if best else ""
@@ -57,8 +58,8 @@ def provisional(trace: Trace, costs: CostCurve, engine: Engine, run: Run) -> tup
     again = "" if engine.loop else f", and `{_again(engine, run, file)}`"
     return rows, (
         f"Not known yet: what a step costs in {engine.name} is not measured. By acceptance alone, if {cost}, as in "
-        f"draftgauge's own loop on {costs.device}, {advice or 'do not draft'}. From {pays:.3f} on no length pays. To "
-        f"settle it, {to_measure(engine, run.manifest, file)}{again}"
+        f"draftgauge's own loop on {costs.device}{doubt}, {advice or 'do not draft'}. From {pays:.3f} on no "
+        f"length pays. To settle it, {to_measure(engine, run.manifest, file)}{again}"
     )
 
 

@@ -39,6 +39,9 @@ class Run:
 
     folder: Path
 
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
     @classmethod
     def find(cls, folder: Path | str) -> list[Self]:
         """The run in a folder, or those in its sub-folders, by compression and name.

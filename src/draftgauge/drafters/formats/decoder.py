@@ -79,6 +79,19 @@ class Branches(Protocol):
         """Take in a drafted token ``[R]`` (the target's ids) for each; the logits of the next."""
 
 
+class ChainBranches:
+    """Drafts that go on from one chain, by ``run`` from it and their tokens to the next logits and a longer one."""
+
+    confidence: Tensor | None = None
+
+    def __init__(self, logits: Tensor, chain: Any, run: Callable[..., Any]) -> None:
+        self.logits, self._chain, self._run = logits, chain, run
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        self.logits, self._chain = self._run(self._chain, tokens)
+        return self.logits
+
+
 class DrafterNet(ABC):
     """A network that drafts from the target's hidden states.
 

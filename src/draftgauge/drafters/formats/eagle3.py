@@ -23,7 +23,7 @@ from torch import Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
 from draftgauge.drafters.formats import writing
-from draftgauge.drafters.formats.decoder import DrafterNet
+from draftgauge.drafters.formats.decoder import ChainBranches, DrafterNet
 from draftgauge.drafters.formats.layout import HEAD, Layout, Shapes, read_windows, shared
 from draftgauge.drafters.formats.settings import Settings
 from draftgauge.drafters.reuse.attention import Heads
@@ -143,12 +143,12 @@ class Eagle3Net(DrafterNet):
 
     def branches(
         self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
-    ) -> Eagle3Branches:
+    ) -> ChainBranches:
         own: tuple[tuple[KeysValues, ...], ...] = ((),) * len(self._layers)
         end, seen = first + len(begin) + DEEPEST, first + len(begin) if len(begin) > 1 else 0
         unseen = None if seen else torch.arange(cache.capacity, device=begin.device) > first
         chain = Eagle3Chain(0, begin, own, unseen, seen, window(self._tables(end, begin), first, end))
-        return Eagle3Branches(self.logits(begin), chain, run or partial(self.run, cache))
+        return ChainBranches(self.logits(begin), chain, run or partial(self.run, cache))
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(self.weights.norm("norm", states), self._head).float()
@@ -169,19 +169,6 @@ class Eagle3Net(DrafterNet):
             states = residual + layer.linear("self_attn.o_proj", mixed)
             states = states + layer.swiglu(layer.norm("post_attention_layernorm", states))
         return states
-
-
-class Eagle3Branches:
-    """The chains while they grow."""
-
-    confidence: Tensor | None = None
-
-    def __init__(self, logits: Tensor, chain: Eagle3Chain, run: Callable[..., Any]) -> None:
-        self.logits, self._chain, self._run = logits, chain, run
-
-    def advance(self, tokens: Tensor) -> Tensor:
-        self.logits, self._chain = self._run(self._chain, tokens)
-        return self.logits
 
 
 def check_exportable(config: ReuseConfig) -> None:

@@ -46,12 +46,7 @@ class Head:
         self._window = getattr(config, "sliding_window", None) if "sliding_attention" in self._kinds else None
 
     def run(
-        self,
-        family: MtpFamily,
-        pairs: tuple[Tensor, Tensor, Tensor],
-        visible: Tensor,
-        columns: Tensor,
-        take: Take,
+        self, family: MtpFamily, pairs: tuple[Tensor, Tensor, Tensor], visible: Tensor, columns: Tensor, take: Take
     ) -> Tensor:
         """What the head passes on, ``[B, n, H]``.
 
@@ -77,13 +72,8 @@ class Head:
                 near = places[..., None] - columns[:, None] < self._window
                 mask["sliding_attention"] = _additive(visible & near, states)
         with attention_kernels(states.device):
-            output = self.decoder(
-                inputs_embeds=states,
-                position_ids=places.expand(len(states), -1),
-                attention_mask=mask,
-                use_cache=True,
-                **{self._argument: Passing(take)},
-            )
+            given = {"position_ids": places.expand(len(states), -1), self._argument: Passing(take)}
+            output = self.decoder(inputs_embeds=states, attention_mask=mask, use_cache=True, **given)
         last: Tensor = output.last_hidden_state
         return last
 

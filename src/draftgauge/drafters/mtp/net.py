@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
-from draftgauge.drafters.formats.decoder import DrafterNet
+from draftgauge.drafters.formats.decoder import ChainBranches, DrafterNet
 from draftgauge.drafters.mtp.families import MtpFamily
 from draftgauge.drafters.mtp.head import Head, Take
 from draftgauge.models.hidden import final_norm
@@ -147,14 +147,14 @@ class MtpNet(DrafterNet):
 
     def branches(
         self, cache: AnchorCache, first: int, begin: Tensor, run: Callable[..., Any] | None = None
-    ) -> MtpBranches:
+    ) -> ChainBranches:
         anchors = torch.arange(first, first + len(begin), device=begin.device)
         if self.layout.longest is None:  # which goes on from its own state
             chain = MtpChain(0, None, begin, None, anchors, (), run is None)
         else:
             nothing = anchors.new_empty(len(begin), 0)
             chain = MtpChain(0, begin, begin[:, :0], nothing, anchors, (), run is None)
-        return MtpBranches(self.logits(begin[:, 0]), chain, run or partial(self.run, cache))
+        return ChainBranches(self.logits(begin[:, 0]), chain, run or partial(self.run, cache))
 
     def logits(self, states: Tensor) -> Tensor:
         normed = states if self.family.passes_normed else self.heads[0].norm(states)
@@ -211,16 +211,3 @@ class MtpNet(DrafterNet):
 
     def _pair(self, number: int, layer: int) -> int:
         return number * len(self._pairs) + list(self._pairs).index(layer)
-
-
-class MtpBranches:
-    """The drafts while they grow."""
-
-    confidence: Tensor | None = None
-
-    def __init__(self, logits: Tensor, chain: MtpChain, run: Callable[..., Any]) -> None:
-        self.logits, self._chain, self._run = logits, chain, run
-
-    def advance(self, tokens: Tensor) -> Tensor:
-        self.logits, self._chain = self._run(self._chain, tokens)
-        return self.logits
