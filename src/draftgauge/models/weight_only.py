@@ -49,8 +49,7 @@ class WeightOnlyLinear(nn.Module):
     def __init__(self, packed: Any, scales: Tensor, bias: Tensor | None, widths: tuple[int, int]) -> None:
         super().__init__()
         self.in_features, self.out_features = widths
-        kinds = {torch.uint8: INT4, torch.int8: INT8_WEIGHT}
-        self.kind = kinds[packed.dtype] if isinstance(packed, Tensor) else INT8_DYNAMIC
+        self.kind = {torch.uint8: INT4, torch.int8: INT8_WEIGHT}.get(getattr(packed, "dtype", None), INT8_DYNAMIC)
         self.packed = nn.Buffer(packed) if isinstance(packed, Tensor) else packed
         self.register_buffer("scales", scales)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -177,9 +176,8 @@ def _quantised(linear: nn.Linear, compression: str) -> list[tuple[Tensor, Tensor
     """Some outputs after the other: integers ``[out, in]``, and scales as in :class:`WeightOnlyLinear`."""
     most = 63 if compression == INT8_DYNAMIC else 127
     count = max(1, AT_ONCE // linear.in_features // BLOCK) * BLOCK
-    with torch.no_grad():
-        pieces = linear.weight.detach().split(count)
-        return [_int4(rows) if compression == INT4 else _int8(rows, most) for rows in pieces]
+    pieces = linear.weight.detach().split(count)
+    return [_int4(rows) if compression == INT4 else _int8(rows, most) for rows in pieces]
 
 
 def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
