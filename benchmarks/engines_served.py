@@ -24,7 +24,7 @@ from draftgauge.benching.arms import Arm, bench_arms
 from draftgauge.benching.bench_rows import ASKED, Reference
 from draftgauge.models.folder import reference_path
 from draftgauge.pair.loading import load_pair
-from draftgauge.policies.spec import FIXED, PolicySpec
+from draftgauge.policies.spec import PolicySpec
 from draftgauge.requests import PairSpec
 from draftgauge.serving.client import complete
 from draftgauge.serving.engines import p_min_of
@@ -32,7 +32,7 @@ from draftgauge.traces.engine_costs import load_engine_costs
 from engine_processes import llama_server, vllm_server
 from engine_steps import live_steps
 
-LLAMA_LENGTHS, TIMED_LENGTHS = (1, 2, 3, 4), (1, 4)
+LLAMA, TIMED = ("fixed:1", "fixed:2", "fixed:3", "fixed:4"), ("fixed:1", "fixed:4")
 P_MINS = ("p-min:0.4,4", "p-min:0.8,8")
 VLLM_LENGTHS, VLLM_OWN_LENGTHS = (1, 2), (1, 2, 3, 4)
 COUNTED = ("--per-request-spec-decode-metrics", "summary")  # refused without speculation
@@ -51,13 +51,13 @@ def llama_rows(bench: Bench) -> Rows:
             return servers.enter_context(llama_server(bench.gguf(model), *options))
 
         urls = {"plain": started()}
-        urls |= {setting: started(*llama_options(bench, setting)) for setting in map(fixed, TIMED_LENGTHS)}
+        urls |= {setting: started(*llama_options(bench, setting)) for setting in TIMED}
         timed = [timed_arm(name, "llama-server", url, bench) for name, url in urls.items()]
         alone = timed_arm("draft", "llama-server", started(model="draft"), bench)
         costs_of_arms("llama-server", timed, alone).save(costs)
         advice = advise(folder=bench.recorded("lean-run"), engine="llama-server", costs=costs)
         advised = next(row["policy"] for row in advice if row["recommended"])
-        for setting in (*map(fixed, LLAMA_LENGTHS), *P_MINS, advised):
+        for setting in (*LLAMA, *P_MINS, advised):
             if setting not in urls:
                 urls[setting] = started(*llama_options(bench, setting))
         arms = [server_arm(name, "llama-server", url, bench.max_new_tokens) for name, url in urls.items()]
@@ -109,11 +109,6 @@ def counts_of(url: str, costs: Path, bench: Bench) -> dict[str, int]:
         counts += Counter(drafted=answer.drafted, accepted=answer.accepted)
         counts += Counter(drafted_here=sum(d for d, _ in steps), accepted_here=sum(a for _, a in steps))
     return {name: counts[name] for name in ("drafted", "accepted", "drafted_here", "accepted_here")}
-
-
-def fixed(length: int) -> str:
-    """The name of a fixed length."""
-    return f"{FIXED}{length}"
 
 
 def llama_options(bench: Bench, setting: str) -> list[str]:

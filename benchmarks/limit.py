@@ -125,6 +125,7 @@ def setups(model: str, gguf: list[str], openvino: list[str], before: str) -> Ite
     if lacking:
         yield Setup("draftgauge, fp32", "ours", model, "fp32")
     yield Setup("draftgauge, int8-weight", "ours", model, "int8-weight")
+    yield Setup("draftgauge, int8-dynamic", "ours", model, "int8-dynamic")
     yield Setup("draftgauge, int4", "ours", model, "int4")
     yield Setup(f"transformers generate, {full}", "transformers", model, full)
     for named in gguf:

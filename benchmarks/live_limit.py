@@ -76,7 +76,9 @@ def setups(models: Path) -> Iterator[Setup]:
     gguf, smaller = str(models / f"{TARGET}.gguf"), str(models / f"{DRAFT}.gguf")
     yield Setup("draftgauge gguf", "draftgauge", gguf, smaller, "Q4_K_M", ("plain", *RULES), {"engine": "gguf-fast"})
     pair = str(models / TARGET), str(models / DRAFT)
-    yield Setup("draftgauge int4", "draftgauge", *pair, "int4", ("plain", "two-source"), {"compression": ["int4"]})
+    for held, rules in (("int8-dynamic", RULES), ("int4", RULES[:1])):
+        options = {"compression": [held]}
+        yield Setup(f"draftgauge {held}", "draftgauge", *pair, held, ("plain", *rules), options)
     for weights in ("int4", "int8"):
         folders = str(models / "ov" / f"{TARGET}-{weights}"), str(models / "ov" / f"{DRAFT}-{weights}")
         yield Setup(

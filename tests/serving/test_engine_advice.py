@@ -157,8 +157,12 @@ def test_flags_name_the_setting() -> None:
         assert ("--speculative-draft-model-path it" in flags) == (kind != "prompt_lookup")
         assert flags.endswith("--speculative-num-draft-tokens 4")
         assert "--speculative-num-steps" not in flags
-    flags = engine_of("llama-server").flags("fixed:3", Deployment("big", drafter="prompt_lookup"))
-    assert flags.endswith("--spec-type ngram-simple --spec-ngram-simple-size-n 2 --spec-ngram-simple-size-m 3")
+    for setting, sizes in (
+        ("fixed:3", (2, 3)),
+        ("fixed:1", (1, 1)),
+    ):  # a draft shorter than the n-gram is dropped there
+        flags = engine_of("llama-server").flags(setting, Deployment("big", drafter="prompt_lookup"))
+        assert flags.endswith("ngram-simple --spec-ngram-simple-size-n {} --spec-ngram-simple-size-m {}".format(*sizes))
     sglang = shlex.split(engine_of("sglang").flags("fixed:3", deployment))
     assert option(sglang, "--speculative-num-steps") == "3"
     assert option(sglang, "--speculative-num-draft-tokens") == "4"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 UNCOMPRESSED = "uncompressed"
-INT8_WEIGHT, INT4 = "int8-weight", "int4"
-WEIGHT_ONLY = (INT8_WEIGHT, INT4)  # weights of PyTorch's own CPU kernels, activations in bfloat16
-COMPRESSIONS = (UNCOMPRESSED, "fp32", "fp16", "bf16", "int8", INT8_WEIGHT, "nf4", INT4)
+INT8_WEIGHT, INT8_DYNAMIC, INT4 = "int8-weight", "int8-dynamic", "int4"
+WEIGHT_ONLY = (INT8_WEIGHT, INT8_DYNAMIC, INT4)  # of PyTorch's own CPU kernels, activations between them in bfloat16
+COMPRESSIONS = (UNCOMPRESSED, "fp32", "fp16", "bf16", "int8", INT8_WEIGHT, INT8_DYNAMIC, "nf4", INT4)
 
 COMPRESSED_BEFORE = ("gguf", "openvino")  # how engines are called whose files hold weights as they were made
 
 # 0, 1, 2 for 16 bits a weight or more, 8 and 4, of the names that say it.
 LEVELS = {
     **dict.fromkeys((UNCOMPRESSED, "fp32", "fp16", "bf16"), 0),
-    **dict.fromkeys(("int8", INT8_WEIGHT, "bnb-int8", "fp8", "fbgemm_fp8", "eetq"), 1),
+    **dict.fromkeys(("int8", INT8_WEIGHT, INT8_DYNAMIC, "bnb-int8", "fp8", "fbgemm_fp8", "eetq"), 1),
     **dict.fromkeys(("nf4", INT4, "bnb-nf4", "bnb-fp4", "awq", "mxfp4"), 2),
 }
 

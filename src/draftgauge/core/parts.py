@@ -164,7 +164,7 @@ class PairSpec:
     )
     compression: tuple[Compression, ...] = option(
         (UNCOMPRESSED,),
-        help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, nf4, int4, or several with commas.",
+        help="of the target, or several: uncompressed, fp32, fp16, bf16, int8, int8-weight, int8-dynamic, nf4, int4.",
     )
     machine: DeviceSpec = DeviceSpec()
     loading: LoadSpec = LoadSpec()

@@ -5,7 +5,7 @@
 - ``fp32``, ``fp16``, ``bf16``: single or half precision on any device.
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
-- ``int4``, ``int8-weight``: PyTorch's own CPU kernels, the output head too (:mod:`draftgauge.models.weight_only`).
+- ``int4``, ``int8-weight``, ``int8-dynamic``: PyTorch's CPU kernels, the head too (see ``models/weight_only.py``).
 
 Models quantised by bitsandbytes keep embeddings, norms, attention and the output head in the dtype of
 ``uncompressed``. A checkpoint that comes quantised is loaded as it is and goes by the name of its method (``awq``,
@@ -35,7 +35,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from draftgauge.core.compressions import COMPRESSIONS, INT4, INT8_WEIGHT, UNCOMPRESSED, WEIGHT_ONLY
+from draftgauge.core.compressions import COMPRESSIONS, INT4, INT8_DYNAMIC, INT8_WEIGHT, UNCOMPRESSED, WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.models.device import private
 
@@ -131,7 +131,8 @@ def quantization_config(compression: str, dtype: torch.dtype) -> BitsAndBytesCon
 
 
 def weight_bytes(compression: str, dtype: torch.dtype) -> float:
-    return {"int8": 1.0, INT8_WEIGHT: 1.0, "nf4": 0.55, INT4: 0.625}.get(compression) or dtype.itemsize
+    held = {**dict.fromkeys(("int8", INT8_WEIGHT, INT8_DYNAMIC), 1.0), "nf4": 0.55, INT4: 0.625}
+    return held.get(compression) or dtype.itemsize
 
 
 def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:

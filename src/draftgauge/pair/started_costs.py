@@ -115,7 +115,7 @@ def _step(engine: str, url: str, prompt: list[int], batch: int, length: int, pla
     tokens = STEPS * (2 + length) // 2
 
     def ask(_: int) -> float:
-        answer = complete(engine, url, prompt, tokens, How(to_the_end=True))
+        answer = complete(engine, url, prompt, tokens, How(to_the_end=True, kept=True))
         passes = answer.timed - answer.accepted
         drafts = min(passes, answer.drafted / length) if length else passes
         return (answer.decode_seconds - (passes - drafts) * plain) / drafts if drafts >= 1 else math.inf

@@ -88,7 +88,7 @@ class RankRequest:
     target: str | None = option(None, help="target model: an id or a folder; the bundled 'reference' if left out.")
     out: Path = option(Path("rank"), help="folder for a run of each drafter; run again with the same folder to resume.")
     compression: Compression = option(
-        UNCOMPRESSED, help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, nf4 or int4."
+        UNCOMPRESSED, help="of the target: uncompressed, fp32, fp16, bf16, int8, int8-weight, int8-dynamic, nf4, int4."
     )
     prompts: PromptSpec = PromptSpec()
     output: OutputSpec = OutputSpec()

@@ -17,11 +17,15 @@ from draftgauge.serving.exchange import count
 
 @dataclass(frozen=True)
 class How:
-    """How tokens are chosen, of how many the log-probabilities are asked for, and whether end tokens do not end it."""
+    """How tokens are chosen, and of how many the log-probabilities are asked for at each position.
+
+    ``to_the_end``: no end token ends it. ``kept``: llama-server may keep the prompt for the next request.
+    """
 
     temperature: float = 0.0
     likeliest: int = 0
     to_the_end: bool = False
+    kept: bool = False
 
 
 GREEDY = How()
@@ -79,7 +83,7 @@ def prompt_tokens(engine: str, url: str, request: Mapping[str, Any]) -> list[int
 
 
 def _llama(url: str, prompt: list[int], max_new_tokens: int, how: How) -> Completion:
-    body = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": how.temperature, "cache_prompt": False}
+    body = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": how.temperature, "cache_prompt": how.kept}
     if how.temperature:  # the server cuts to the 40 likeliest of 95% by itself
         body |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     body |= ({"n_probs": how.likeliest} if how.likeliest else {}) | ({"ignore_eos": True} if how.to_the_end else {})

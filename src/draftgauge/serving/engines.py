@@ -196,7 +196,9 @@ def _llama_settings(setting: str, deployment: Deployment) -> dict[str, Any]:
         return {"spec-draft-n-max": length}
     kind = {"spec-type": ENGINES["llama-server"].drafters[deployment.drafter]}
     if deployment.drafter == LOOKUP:
-        return kind | {"spec-ngram-simple-size-n": LEAST, "spec-ngram-simple-size-m": length}
+        # A draft shorter than the n-gram is dropped there, so that size-m 1 behind size-n 2 would never draft.
+        sizes = {"spec-ngram-simple-size-n": min(LEAST, length or LEAST), "spec-ngram-simple-size-m": length}
+        return kind | sizes
     if deployment.drafter not in STOPPED:
         return kind | {"spec-draft-n-max": length}
     p_min, longest = p_min_of(setting) if length is None else (0.0, length)
