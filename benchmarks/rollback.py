@@ -1,49 +1,66 @@
-"""What a rejected draft costs a hybrid: ``python benchmarks/rollback.py``, with nothing else on the machine.
+"""Makes docs/results/rollback.json: what a hybrid costs beyond an attention model, with nothing else on the machine.
 
-A random model of the shape of Qwen3.5, width 2,048, 8 layers, bfloat16, verifies five tokens and keeps some. The
-table is of processor seconds on one thread, medians.
+Two random models of as many weights, shaped as Qwen3.5 and Qwen3. Processor seconds of one thread, medians.
 """
 
-from __future__ import annotations
-
-import statistics
 import time
+from collections.abc import Callable
+from statistics import median
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
+from common import RESULTS, save
+from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3Config
 
+from draftgauge.core.prompts import Prompt
+from draftgauge.decoding import DecodingSettings
+from draftgauge.decoding.recorder import RecordingPlan, record_prompt
+from draftgauge.drafters.prompt_lookup import PromptLookupDrafter
 from draftgauge.models.loading import wrap
 
-LAYERS, WIDTH, PROMPT, FED, ROUNDS = 8, 2048, 64, 5, 9
+LAYERS, WIDTH, VOCABULARY, PROMPT, FED, TOKENS, ROUNDS = 8, 2048, 256, 64, 5, 16, 5
 
 
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = Qwen3_5TextConfig(
-        vocab_size=256,
-        hidden_size=WIDTH,
-        intermediate_size=3 * WIDTH,
-        num_hidden_layers=LAYERS,
-        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"] * (LAYERS // 4),
-    )
-    model = wrap(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval())
-    text = torch.randint(0, config.vocab_size, (PROMPT + FED,))
-    print("| kept of five | pass, ms | rolling back, ms | share |\n|---:|---:|---:|---:|")
+    shape = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+    mixed = Qwen3_5TextConfig(**shape, intermediate_size=3 * WIDTH)  # every fourth layer attends
+    hybrid = AutoModelForCausalLM.from_config(mixed, dtype=torch.bfloat16)
+    plain = Qwen3Config(**shape, intermediate_size=3 * WIDTH, num_attention_heads=16, num_key_value_heads=4)
+    with torch.device("meta"):
+        missing = hybrid.num_parameters() - AutoModelForCausalLM.from_config(plain).num_parameters()
+    plain.intermediate_size += round(missing / (3 * WIDTH * LAYERS * 64)) * 64  # so that it has as many weights
+    attention = AutoModelForCausalLM.from_config(plain, dtype=torch.bfloat16)
+    models = {"hybrid": wrap(hybrid), "attention": wrap(attention, "modules"), "attention, lean": wrap(attention)}
+    text, rows = torch.randint(0, VOCABULARY, (PROMPT + FED,)), []
     for kept in (1, 2, 3, 4):
-        passes, rollbacks = [], []
-        for _ in range(ROUNDS):
-            model.reset()
-            model.forward(text[:PROMPT], last_only=True)
-            moments = [time.process_time()]
-            model.forward(text[PROMPT:])
-            moments.append(time.process_time())
-            model.truncate(PROMPT + kept)
-            moments.append(time.process_time())
-            passes.append(moments[1] - moments[0])
-            rollbacks.append(moments[2] - moments[1])
-        verified, back = statistics.median(passes[1:]), statistics.median(rollbacks[1:])
-        print(f"| {kept} | {1e3 * verified:.1f} | {1e3 * back:.1f} | {back / verified:.1%} |", flush=True)
+        pairs = []  # of verifying five tokens, and rolling back
+        for _ in range(ROUNDS + 1):  # the first one warms up
+            models["hybrid"].reset()
+            models["hybrid"].forward(text[:PROMPT], last_only=True)
+            whole = seconds(models["hybrid"].forward, text[PROMPT:])
+            pairs.append((whole, seconds(models["hybrid"].truncate, PROMPT + kept)))
+        whole, took = map(median, zip(*pairs[1:], strict=True))
+        rows.append({"what": f"{kept} of {FED} kept", "seconds": took, "beside": whole, "ratio": took / whole})
+    plan, recorded = RecordingPlan(DecodingSettings(TOKENS), gamma_max=8), {name: list[float]() for name in models}
+    asked = PromptLookupDrafter(), Prompt(0, "0", "random", ""), text.tolist(), plan
+    for _ in range(ROUNDS + 1):
+        for name, model in models.items():
+            recorded[name].append(seconds(record_prompt, model, *asked))
+    took = median(recorded["hybrid"][1:])
+    for name in ("attention", "attention, lean"):
+        whole = median(recorded[name][1:])
+        rows.append({"what": f"recording, beside {name}", "seconds": took, "beside": whole, "ratio": took / whole})
+    print(
+        "\n".join(f"{row['what']}: {row['seconds']:.4f} of {row['beside']:.4f} s, {row['ratio']:.3f}" for row in rows)
+    )
+    save(RESULTS, "rollback.json", [row | {"layers": LAYERS, "width": WIDTH} for row in rows])
+
+
+def seconds(run: Callable[..., object], *arguments: object) -> float:
+    begin = time.process_time()
+    run(*arguments)
+    return time.process_time() - begin
 
 
 if __name__ == "__main__":
