@@ -5,8 +5,7 @@
 - ``fp32``, ``fp16``, ``bf16``: single or half precision on any device.
 - ``int8``: LLM.int8 (Dettmers et al. 2022), linears only; outliers of the activations stay in half precision.
 - ``nf4``: 4-bit NormalFloat (Dettmers et al. 2023), linears only.
-- ``int4``, ``int8-weight``, ``int8-dynamic``: PyTorch's own CPU kernels, the output head too
-  (:mod:`draftgauge.models.weight_only`).
+- ``int4``, ``int8-weight``, ``int8-dynamic``: PyTorch's CPU kernels, the head too (see ``models/weight_only.py``).
 
 Models quantised by bitsandbytes keep embeddings, norms, attention and the output head in the dtype of
 ``uncompressed``. A checkpoint that comes quantised is loaded as it is and goes by the name of its method (``awq``,

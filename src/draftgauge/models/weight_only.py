@@ -13,8 +13,7 @@ number of rows. In float32 they are several times slower, so activations are bfl
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -29,7 +28,6 @@ GROUP = 32  # inputs that share a scale of int4
 INT4_OUTPUTS = 16  # the int4 kernel takes multiples of this many outputs
 BLOCK = 64  # outputs that the int4 kernel packs together, at most
 INPUTS, ZERO = 127, 128  # of int8-dynamic: the largest rounded input, and what 0 is as an unsigned byte
-FBGEMM = "fbgemm"
 AT_ONCE = 1 << 24  # weights that are quantised together: bounds the memory of what is between
 
 KERNELS = {
@@ -51,8 +49,7 @@ class WeightOnlyLinear(nn.Module):
     def __init__(self, packed: Any, scales: Tensor, bias: Tensor | None, widths: tuple[int, int]) -> None:
         super().__init__()
         self.in_features, self.out_features = widths
-        kinds = {torch.uint8: INT4, torch.int8: INT8_WEIGHT}
-        self.kind = kinds[packed.dtype] if isinstance(packed, Tensor) else INT8_DYNAMIC
+        self.kind = {torch.uint8: INT4, torch.int8: INT8_WEIGHT}.get(getattr(packed, "dtype", None), INT8_DYNAMIC)
         self.packed = nn.Buffer(packed) if isinstance(packed, Tensor) else packed
         self.register_buffer("scales", scales)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -117,8 +114,8 @@ def quantise(model: nn.Module, compression: str) -> None:
     multiplies the quantised weights: outputs are those of the compression, the speed is not.
     """
     lacking = [name for name in KERNELS[compression] if private(name) is None]
-    if compression == INT8_DYNAMIC and FBGEMM not in torch.backends.quantized.supported_engines:
-        lacking.append(f"backends.quantized of {FBGEMM}")
+    if compression == INT8_DYNAMIC and "fbgemm" not in torch.backends.quantized.supported_engines:
+        lacking.append("backends.quantized of fbgemm")
     left = total = 0
     for parent in list(model.modules()):
         for name, linear in list(parent.named_children()):
@@ -130,7 +127,8 @@ def quantise(model: nn.Module, compression: str) -> None:
                 continue
             setattr(parent, name, _in_full(linear, compression) if lacking else _packed(linear, compression))
             forget(linear.weight)
-    dtype, bits = _dtype_name(model), 4 if compression == INT4 else 8
+    dtype = str(cast(Any, model).get_input_embeddings().weight.dtype).removeprefix("torch.")
+    bits = 4 if compression == INT4 else 8
     if lacking:
         name = "torch." + lacking[-1]
         warn(f"this PyTorch lacks {name}: {compression} weights are held in {dtype}, at {16 // bits} times the bytes")
@@ -141,33 +139,23 @@ def quantise(model: nn.Module, compression: str) -> None:
         )
 
 
-def _dtype_name(model: Any) -> str:
-    return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
-
-
 def _packed(linear: nn.Linear, compression: str) -> WeightOnlyLinear:
-    bias = None if linear.bias is None else linear.bias.detach()
+    quantised = _quantised(linear, compression)
+    if compression == INT4:
+        packed: Any = torch.cat([torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 2) for q, _ in quantised])
+        scales = torch.cat([part for _, part in quantised], 1).contiguous()
+    else:
+        packed, scales = (torch.cat(parts) for parts in zip(*quantised, strict=True))
     if compression == INT8_DYNAMIC:
-        q, scales = (torch.cat(parts) for parts in zip(*_quantised(linear, compression), strict=True))
-        return WeightOnlyLinear(_for_fbgemm(q, scales), scales, bias, (linear.in_features, linear.out_features))
-    pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu if compression == INT4 else lambda q, _: q
-    pieces = [(pack(q, 2), scales) for q, scales in _quantised(linear, compression)]
-    packed, parts = torch.cat([piece for piece, _ in pieces]), [part for _, part in pieces]
-    whole = torch.cat(parts, 1) if compression == INT4 else torch.cat(parts)
-    return WeightOnlyLinear(packed, whole.contiguous(), bias, (linear.in_features, linear.out_features))
-
-
-def _for_fbgemm(q: Tensor, scales: Tensor) -> Any:
-    """Integers ``[out, in]`` as FBGEMM lays them out; the process's own choice of an engine stays."""
-    chosen = torch.backends.quantized.engine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such tensors are to go; only the packed form is kept
-        weight = torch._make_per_channel_quantized_tensor(q, scales.double(), torch.zeros(len(q), dtype=torch.long), 0)
-        try:
-            torch.backends.quantized.engine = FBGEMM
-            return torch.ops.quantized.linear_prepack(weight, None)
-        finally:
-            torch.backends.quantized.engine = chosen
+        chosen, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"  # to pack, no longer
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such tensors are to go; only the packed form is kept
+            zeros = torch.zeros(len(packed), dtype=torch.long)
+            packed = torch._make_per_channel_quantized_tensor(packed, scales.double(), zeros, 0)
+            packed = torch.ops.quantized.linear_prepack(packed, None)
+        torch.backends.quantized.engine = chosen
+    bias = None if linear.bias is None else linear.bias.detach()
+    return WeightOnlyLinear(packed, scales, bias, (linear.in_features, linear.out_features))
 
 
 def _in_full(linear: nn.Linear, compression: str) -> nn.Linear:
@@ -187,10 +175,9 @@ def _in_full(linear: nn.Linear, compression: str) -> nn.Linear:
 def _quantised(linear: nn.Linear, compression: str) -> list[tuple[Tensor, Tensor]]:
     """Some outputs after the other: integers ``[out, in]``, and scales as in :class:`WeightOnlyLinear`."""
     most = 63 if compression == INT8_DYNAMIC else 127
-    of_rows: Callable[[Tensor], tuple[Tensor, Tensor]] = _int4 if compression == INT4 else partial(_int8, most=most)
     count = max(1, AT_ONCE // linear.in_features // BLOCK) * BLOCK
-    with torch.no_grad():
-        return [of_rows(rows) for rows in linear.weight.detach().split(count)]
+    pieces = linear.weight.detach().split(count)
+    return [_int4(rows) if compression == INT4 else _int8(rows, most) for rows in pieces]
 
 
 def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:

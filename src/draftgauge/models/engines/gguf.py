@@ -20,12 +20,12 @@ from torch import Tensor
 from draftgauge.core.errors import MissingLibraryError, ModelError
 from draftgauge.models.base import ModelSpec
 from draftgauge.models.engines.gguf_library import (
+    ERRORS,
     INSTALL,
     Batch,
     can_repack,
     end_tokens_of,
     instruction_sets,
-    last_error,
     libllama,
     metadata,
     open_model,
@@ -138,7 +138,7 @@ class GgufModel:
         parameters.no_perf = True
         context = self._llama.llama_init_from_model(self._model, parameters)
         if not context:
-            raise ModelError(f"cannot run {path}: {last_error() or 'libllama does not say why'}")
+            raise ModelError(f"cannot run {path}: {ERRORS[-1] or 'libllama does not say why'}")
         # That libllama understood the parameters: without a unified cache, copying a sequence would abort the process.
         cells, llama = self._llama.llama_n_ctx(context), self._llama
         got = (llama.llama_n_ubatch(context), llama.llama_n_seq_max(context), llama.llama_n_threads(context))
@@ -153,7 +153,7 @@ class GgufModel:
         if answer == _NO_ROOM:
             raise ModelError("the cache has no room for so many branches: ask for shorter drafts (--gamma-max)")
         if answer:
-            raise ModelError(f"llama.cpp cannot decode ({answer}): {last_error() or 'it does not say why'}")
+            raise ModelError(f"llama.cpp cannot decode ({answer}): {ERRORS[-1] or 'it does not say why'}")
 
     def _logits(self, rows: int) -> Tensor:
         """A copy of the logits ``[rows, vocabulary]`` of the last pass: the next one overwrites them."""

@@ -37,7 +37,7 @@ _OTHER_FEATURES = {"LLAMAFILE", "OPENMP", "REPACK", "ACCELERATE", "KLEIDIAI"}  #
 # where torch drafts or samples on the same cores. On a busy machine they do not wait actively at all.
 _SPINS = "20000"
 _Q8_0 = "7"  # of general.file_type
-_last_error = ""
+ERRORS = [""]  # llama.cpp's own words, the last at the end
 _log_callback = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 
@@ -245,13 +245,8 @@ def has_defaults(returned: ctypes.Structure, known: ctypes.Structure) -> bool:
 
 @_log_callback
 def _keep_error(level: int, text: bytes, _: Any) -> None:
-    global _last_error
     if level == _ERROR_LEVEL:
-        _last_error = text.decode(errors="replace").strip()
-
-
-def last_error() -> str:
-    return _last_error
+        ERRORS[:] = [text.decode(errors="replace").strip()]
 
 
 def open_model(path: Path, *, vocabulary_only: bool = False, repack: bool = False) -> Any:
@@ -269,7 +264,7 @@ def open_model(path: Path, *, vocabulary_only: bool = False, repack: bool = Fals
     model = library.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
         raise ModelError(
-            f"cannot load {path}: {last_error() or 'libllama does not say why'}; a drafter of hidden states (EAGLE, "
+            f"cannot load {path}: {ERRORS[-1] or 'libllama does not say why'}; a drafter of hidden states (EAGLE, "
             "DFlash, MTP) is given as --drafter FOLDER, the checkpoint that the file was converted from"
         )
     return model
