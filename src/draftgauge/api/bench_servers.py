@@ -57,9 +57,8 @@ def bench_servers(request: BenchServersRequest, *, progress: Progress = silent) 
         raise DraftgaugeError(
             "a server of the draft model serves to measure costs: name the file for them with --costs-out"
         )
-    if request.over is not None and request.over not in {*urls} - {DRAFT}:
-        others = ", ".join(name for name in urls if name != DRAFT)
-        raise DraftgaugeError(f"gains are stated over one of the servers, {others}, not {request.over!r}")
+    if request.over is not None and request.over not in (benched := [name for name in urls if name != DRAFT]):
+        raise DraftgaugeError(f"gains are stated over one of the servers, {', '.join(benched)}, not {request.over!r}")
     if request.costs_out is not None:
         require_writable_file(request.costs_out)
     with ExitStack() as running:

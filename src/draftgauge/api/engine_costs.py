@@ -13,7 +13,6 @@ from draftgauge.core.verb import verb
 from draftgauge.pair.started_costs import started_costs
 from draftgauge.requests import CostsRequest
 from draftgauge.serving.forward_bench import CONTEXTS, calibrated, cases_document, costs_of_results
-from draftgauge.traces.engine_costs import EngineCosts
 
 
 @verb(CostsRequest)
@@ -30,13 +29,7 @@ def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[st
         DraftgaugeError: for results of another version, or of cases that do not match. Also for a server that does not
             start, or ignores its length.
     """
-    if request.start and request.out is not None:
-        require_writable_file(request.out)
-        made = started_costs(request, progress)
-        made.validate()
-        made.save(request.out)
-        return [row for row in _rows(made, 0.0) if row["length"] <= max(request.lengths)]  # beyond, lines go on
-    if request.engine != "vllm":
+    if request.engine != "vllm" and not request.start:
         raise DraftgaugeError(f"cases are for vLLM's bench forward: measure {request.engine} with --start")
     if request.cases is not None:
         require_writable_file(request.cases)
@@ -44,26 +37,26 @@ def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[st
         atomic_write_text(request.cases, json.dumps(document, indent=1) + "\n")
         command = _commands(document["cases"], str(request.cases))
         return [{"case": case["name"], "command": command} for case in document["cases"]]
-    if request.target_alone is None or request.with_drafter is None or request.out is None:
+    if request.out is None or not (request.start or (request.target_alone and request.with_drafter)):
         raise DraftgaugeError(
             "name --start to measure a server, --cases to write, or the results --target-alone and --with-drafter with "
             "--out"
         )
     require_writable_file(request.out)
-    measured = costs_of_results(request.target_alone, request.with_drafter)
+    if request.target_alone is None or request.with_drafter is None:
+        measured, longest = started_costs(request, progress), max(request.lengths)  # beyond, lines go on
+    else:
+        measured = costs_of_results(request.target_alone, request.with_drafter)
+        longest = len(measured.draft[0]) - 1
     made = measured if request.served is None else calibrated(measured, request.served)
     made.validate()
     made.save(request.out)
-    return _rows(made, made.plain[0] - measured.plain[0])
-
-
-def _rows(made: EngineCosts, beyond: float) -> list[dict[str, Any]]:
     law = {name: getattr(made, name) for name in ("context", "context_seconds", "draft_context_seconds")}
-    law |= {"context_error": made.context_error, "beyond_seconds": beyond}
+    law |= {"context_error": made.context_error, "beyond_seconds": made.plain[0] - measured.plain[0]}
     return [
         {"batch": batch, "length": length, "verify_seconds": verify[length], "draft_seconds": draft[length], **law}
         for batch, verify, draft in zip(made.batches, made.verify, made.draft, strict=True)
-        for length in range(len(verify))
+        for length in range(longest + 1)
     ]
 
 

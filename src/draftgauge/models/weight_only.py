@@ -49,8 +49,10 @@ class WeightOnlyLinear(nn.Module):
     def __init__(self, packed: Any, scales: Tensor, bias: Tensor | None, widths: tuple[int, int]) -> None:
         super().__init__()
         self.in_features, self.out_features = widths
-        self.kind = {torch.uint8: INT4, torch.int8: INT8_WEIGHT}.get(getattr(packed, "dtype", None), INT8_DYNAMIC)
-        self.packed = nn.Buffer(packed) if isinstance(packed, Tensor) else packed
+        self.kind = (
+            INT8_DYNAMIC if not isinstance(packed, Tensor) else INT4 if packed.dtype == torch.uint8 else INT8_WEIGHT
+        )
+        self.packed = nn.Buffer(packed) if self.kind != INT8_DYNAMIC else packed
         self.register_buffer("scales", scales)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 

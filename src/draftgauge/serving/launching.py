@@ -84,17 +84,14 @@ def started(
 def launched(command: Sequence[str], variables: Mapping[str, str] | None = None) -> Iterator[str]:
     """Start a server with ``--host`` and ``--port`` added to its command, wait until it answers, and end it afterwards.
 
-    Args:
-        command: as both llama-server and vLLM's are.
-        variables: of the environment, beside this process's but for how OpenMP's threads wait.
-
-    Yields:
-        Its address.
+    ``variables`` are of the environment, beside this process's but for how OpenMP's threads wait. Yields its address.
 
     Raises:
         DraftgaugeError: if it cannot be started, or does not answer in time; with the end of what it printed.
     """
-    port = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = int(taken.getsockname()[1])  # that nothing listens on
     url = f"http://127.0.0.1:{port}"
     words = [*command, "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
@@ -108,13 +105,6 @@ def launched(command: Sequence[str], variables: Mapping[str, str] | None = None)
             yield url
         finally:
             _end(process)
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, printed: IO[str]) -> None:

@@ -12,10 +12,7 @@ from typing import Any
 import xllamacpp
 
 KINDS = {"f32": xllamacpp.ggml_type.GGML_TYPE_F32, "f16": xllamacpp.ggml_type.GGML_TYPE_F16}
-ATTENTION = {
-    word: getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{kind}")
-    for word, kind in (("off", "DISABLED"), ("on", "ENABLED"), ("auto", "AUTO"))
-}
+ATTENTION = {"off": xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED}
 NGRAMS = "speculative.ngram_simple"
 # Option -> its type, and where the wheel keeps it.
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
