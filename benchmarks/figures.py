@@ -231,6 +231,41 @@ def limit_ratios_table(rows: Sequence[Row]) -> Iterator[str]:
             yield f"| {row['model']} | {row['figure']} | {row['over']} | {' | '.join(bounds)} | {ratio} |"
 
 
+def contest_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Live decoding by engine, weights and drafting, fastest first; the weights' divergence from the checkpoint's."""
+    yield "| engine | weights | drafting | tokens/s | tokens a pass | over the best rival | KL, nats |"
+    yield "|---|---|---|---:|---:|---:|---:|"
+    engines = {"llama-server": "gguf", "genai": "openvino"}
+    quality = {(row["engine"], row["weights"]): row["kl"] for row in matching(rows, {"part": "quality"})}
+    for row in sorted(matching(rows, {"part": "test"}), key=lambda row: -row["tokens_per_second"]):
+        engine = engines.get(row["setup"], "gguf" if "gguf" in row["setup"] else row["setup"].split()[-1])
+        kl = quality.get((engine if engine in engines.values() else "torch", row["weights"]))
+        speed = "{tokens_per_second:.1f} [{tokens_per_second_low:.1f}, {tokens_per_second_high:.1f}]".format(**row)
+        over = "{over_best_rival:.2f} [{over_best_rival_low:.2f}, {over_best_rival_high:.2f}]".format(**row)
+        steps = f"{row['tokens_per_step']:.1f}" if row["tokens_per_step"] else ""
+        drafting, kl = f"`{row['arm']}`", "" if kl is None else f"{kl:.3f}"
+        yield f"| {row['setup']} | {row['weights']} | {drafting} | {speed} | {steps} | {over} | {kl} |"
+
+
+def served_table(rows: Sequence[Row]) -> Iterator[str]:
+    """What ``advise`` names for a server beside the best length of all, by drafter, prompts and requests at once."""
+    yield "| drafter | prompts | requests | advised | tokens/s | best of all | tokens/s | advised over best |"
+    yield "|---|---|---:|---|---:|---|---:|---:|"
+    for cell in dict.fromkeys((row["drafter"], row["prompts"], row["at_once"]) for row in rows):
+        own = [row for row in rows if (row["drafter"], row["prompts"], row["at_once"]) == cell]
+        named, best = (next(row for row in own if found(row)) for found in (_advised, _best))
+        shown = [f"`{row['setting']}` | {row['tokens_per_second']:.1f}" for row in (named, best)]
+        yield f"| {' | '.join(map(str, cell))} | {' | '.join(shown)} | {named['of_best']:.2f} |"
+
+
+def _advised(row: Row) -> bool:
+    return bool(row["advised"])
+
+
+def _best(row: Row) -> bool:
+    return bool(row["of_best"] == 1)
+
+
 def batches_table(rows: Sequence[Row]) -> Iterator[str]:
     """By requests at once: the best fixed length live and in replay, and ``stopping`` over it."""
     yield "| requests | best fixed length, live | and in replay, at the live speed of | `stopping` |"
@@ -254,6 +289,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real headline": ("real-live-bf16.json", headline_table),
     "limit": ("limit.json", limit_table),
     "limit ratios": ("limit.json", limit_ratios_table),
+    "contest": ("live-limit.json", contest_table),
+    "served": ("serving-llama-server.json", served_table),
     "batches": ("batch.json", batches_table),
     "real pair": ("real-replayed.json", real_table),
     "real held out": ("real-replayed.json", real_held_out_table),

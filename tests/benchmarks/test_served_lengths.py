@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import served_lengths
 from draftgauge.core.errors import DraftgaugeError
 from fake_llama_server import step
 
@@ -19,6 +18,8 @@ FAKE = [sys.executable, str(Path(__file__).parents[1] / "fake_llama_server.py")]
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_cell_has_the_servers_speeds_and_lengths_must_take_effect(ignored: bool, tmp_path: Path) -> None:
+    import served_lengths
+
     model = tmp_path / "model.gguf"
     model.write_bytes(b"")
     program = shlex.join([*FAKE, *(["--ignores", "3"] if ignored else [])])

@@ -1,6 +1,6 @@
 """Makes docs/results/serving-ENGINE.json: what ``advise`` names for a server, beside every length tried on it.
 
-    python tests/served_lengths.py --target TARGET.gguf --draft DRAFT.gguf --tokenizer FOLDER --prompts F...
+    python benchmarks/served_lengths.py --target TARGET.gguf --draft DRAFT.gguf --tokenizer FOLDER --prompts F...
 
 The advice is from a run on other prompts and from ``draftgauge costs --start``. Then servers of every length run side
 by side, in an order drawn anew for every prompt. Runs, costs and cells (drafter, prompts, requests) are kept.
