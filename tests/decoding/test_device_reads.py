@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedModel
 
@@ -267,8 +266,8 @@ def test_a_recorded_mtp_head_launches_no_more_than_a_trained_drafter(gpu: FakeCu
         made = new_net(reuse_config(module.config, "hidden"), module, seed=1)
     cuda, dtype = "cuda:0", torch.bfloat16
     target = wrap(on_gpu(module, cuda, dtype), "static")
-    parts = [on_gpu(part, cuda, dtype) if isinstance(part, nn.Module) else None for part in mtp.heads[0]]
-    parts[2] = torch.empty(mtp.heads[0].projection.shape, dtype=dtype, device=cuda)
+    names = ("embedding", "hidden", "projection", "decoder", "norm")
+    parts = [on_gpu(getattr(mtp.heads[0], name), cuda, dtype) for name in names]
     layout = replace(mtp.layout, longest=None)  # used again, as heads of Qwen3.5 are
     head = MtpNet(layout, mtp.family, [Head(*parts)], module)
     taps = attach_taps(target, TapPlan(layout.taps))

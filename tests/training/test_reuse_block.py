@@ -13,7 +13,7 @@ from torch import Tensor
 
 from command_line import refusal, rows_of, succeeds
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import generator
+from draftgauge.core.seeds import generator
 from draftgauge.drafters.reuse.blockwise import BlockNet, block_states, unroll_blocks
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config

@@ -1,19 +1,12 @@
-"""Parts of what verbs can be asked, such as a pair, prompts, lengths, sampling: each option is defined here once.
-
-Random generators are passed in, each from one seed and a path of labels.
-"""
+"""Parts of what verbs can be asked, such as a pair, prompts, lengths, sampling: each option is defined here once."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.config import option
@@ -302,12 +295,3 @@ class CostSpec:
     def __post_init__(self) -> None:
         if not 0 <= self.cost_seconds < math.inf:
             raise DraftgaugeError(f"cost_seconds must be at least 0 and finite, not {self.cost_seconds:g}")
-
-
-def derive_seed(seed: int, *labels: str | int) -> int:
-    key = json.dumps([int(seed), *labels]).encode()
-    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
-
-
-def generator(seed: int, *labels: str | int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(derive_seed(seed, *labels)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import generator
+from draftgauge.core.seeds import generator
 from draftgauge.training.reuse.answers import Conversation
 
 Value = TypeVar("Value")

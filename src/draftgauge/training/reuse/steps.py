@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
-from draftgauge.core.parts import generator
 from draftgauge.core.progress import Progress
+from draftgauge.core.seeds import generator
 from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
