@@ -29,7 +29,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def test_unknown_names_are_refused_with_the_list() -> None:
-    with pytest.raises(DraftgaugeError, match="'int3'.*uncompressed, fp32.*int8-weight, int8-dynamic, nf4, int4"):
+    with pytest.raises(DraftgaugeError, match=r"'int3'.*uncompressed, fp32.*int8-weight, int8-dynamic, nf4, int4"):
         check_compression("int3")
 
 
