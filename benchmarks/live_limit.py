@@ -203,6 +203,8 @@ def contest(args: argparse.Namespace, chosen: Sequence[Setup]) -> tuple[list[dic
         prompts = prompts_of(args, TEST, args.per_task)
         rng, told = generator(0, "live-limit"), partial(show_progress, "test prompts")
         prompts = bench_arms(arms, prompts, 1, rng, told, 60 * args.minutes)
+        for arm in arms:
+            arm.runs = arm.runs[: len(prompts)]
     finally:
         for worker in workers.values():
             worker.close()
@@ -232,10 +234,14 @@ def tuned(
 
 
 def entrants(tuning: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Plain decoding of the best weights of each engine, its best two drafted arms, and what stands for a default."""
+    """Plain decoding of the best weights of each engine, its best two drafted arms, and what stands for a default.
+
+    What was less than half as fast as the fastest does not enter.
+    """
     entered: list[tuple[str, ...]] = []
+    ran = sorted((row for row in tuning if row["tokens_per_second"]), key=_speed, reverse=True)
     for name in dict.fromkeys(row["setup"] for row in tuning):
-        own = sorted((r for r in tuning if r["setup"] == name and r["tokens_per_second"]), key=_speed, reverse=True)
+        own = [row for row in ran if row["setup"] == name and _speed(row) > _speed(ran[0]) / 2]
         plain = [row for row in own if row["arm"] == "plain"]
         drafted = [row for row in own if row["arm"] != "plain"]
         kept = [*plain[: 2 if name == "llama-server" else 1], *drafted[: 1 if name == "draftgauge int4" else 2]]
