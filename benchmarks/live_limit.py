@@ -234,10 +234,8 @@ def tuned(
 
 
 def entrants(tuning: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Plain decoding of the best weights of each engine, its best two drafted arms, and what stands for a default.
-
-    What was less than half as fast as the fastest does not enter.
-    """
+    """Plain decoding of each engine's best weights, its best two drafted arms and its default, but for those that are
+    less than half as fast as the fastest."""
     entered: list[tuple[str, ...]] = []
     ran = sorted((row for row in tuning if row["tokens_per_second"]), key=_speed, reverse=True)
     for name in dict.fromkeys(row["setup"] for row in tuning):
