@@ -7,6 +7,7 @@ the pair; a lookup is charged 10 microseconds a token, more than any measurement
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 
 from common import RESULTS, save
@@ -24,6 +25,7 @@ LOOKUP_SECONDS = 1e-5  # a token; a pass of the target takes 2e4 times as long
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     trace, costs = Run(RUN).read()
     free = tuple(tuple(LOOKUP_SECONDS * n for n in range(len(row))) for row in costs.draft)
     cheap = replace(costs, draft=free, catch_up=(), signals=0.0)

@@ -3,6 +3,7 @@
 Two random models of as many weights, shaped as Qwen3.5 and Qwen3. Processor seconds of one thread, medians.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from statistics import median
@@ -21,6 +22,7 @@ LAYERS, WIDTH, VOCABULARY, PROMPT, FED, TOKENS, ROUNDS = 8, 2048, 256, 64, 5, 16
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     shape = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -195,7 +196,7 @@ def _words(attempt: Callable[[], str]) -> str:
 
 def _short(error: Exception) -> str:
     kind = "" if isinstance(error, DraftgaugeError) else f"{type(error).__name__}: "
-    return f"{kind}{' '.join(str(error).split())}"[:120]
+    return textwrap.shorten(f"{kind}{error}", 200, placeholder=" ...")
 
 
 def _reason(error: ModelError) -> str:
