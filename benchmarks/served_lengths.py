@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import ROOT, save
 
 from draftgauge.api.advise import advise
 from draftgauge.api.engine_costs import costs
 from draftgauge.api.profile import profile
 from draftgauge.core.prompts import read_prompts
-from draftgauge.core.provenance import command_line, read_measurement, write_measurement
+from draftgauge.core.provenance import read_measurement
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.prompts_text import encode_with
 from draftgauge.pair.started_costs import check_length, deployment_to_start
@@ -33,7 +33,6 @@ from draftgauge.serving.client import Completion, How, complete
 from draftgauge.serving.engines import PLAIN, engine_of, setting_length
 from draftgauge.serving.launching import started
 
-ROOT = Path(__file__).parents[1]
 LENGTHS, AT_ONCE, CONTEXT = range(1, 7), (1, 4), 128  # the last of texts that costs are measured at
 Rows = list[dict[str, Any]]
 
@@ -51,9 +50,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "served", help="runs and costs are kept here")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
     name, swept = f"serving-{given.engine}.json", chosen(given)
-    command = re.sub(r"[^\s='\"]*/", "", command_line())  # which names no folder of this machine
     rows = list(read_measurement(given.out / name).rows) if (given.out / name).is_file() else []
     for drafter in (given.draft, "lookup"):
         done = {(row["prompts"], row["at_once"]) for row in rows if row["drafter"] == Path(drafter).name}
@@ -69,7 +66,7 @@ def main() -> None:
                     row |= {"engine": given.engine, "drafter": Path(drafter).name, "prompts": task, "at_once": n}
                     row |= {"advised": row["setting"] == named[task, n], "of_best": row["tokens_per_second"] / best}
                 rows += new
-                write_measurement(given.out / name, command, rows)
+                save(given.out, name, rows)
 
 
 def chosen(given: argparse.Namespace) -> dict[str, list[list[int]]]:
