@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -52,6 +53,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     name, swept = f"serving-{given.engine}.json", chosen(given)
+    command = re.sub(r"[^\s='\"]*/", "", command_line())  # which names no folder of this machine
     rows = list(read_measurement(given.out / name).rows) if (given.out / name).is_file() else []
     for drafter in (given.draft, "lookup"):
         done = {(row["prompts"], row["at_once"]) for row in rows if row["drafter"] == Path(drafter).name}
@@ -67,7 +69,7 @@ def main() -> None:
                     row |= {"engine": given.engine, "drafter": Path(drafter).name, "prompts": task, "at_once": n}
                     row |= {"advised": row["setting"] == named[task, n], "of_best": row["tokens_per_second"] / best}
                 rows += new
-                write_measurement(given.out / name, command_line(), rows)
+                write_measurement(given.out / name, command, rows)
 
 
 def chosen(given: argparse.Namespace) -> dict[str, list[list[int]]]:
@@ -104,11 +106,9 @@ def advised(given: argparse.Namespace, drafter: str, task: str, at_once: int) ->
 
 
 def served(given: argparse.Namespace, drafter: str, setting: str) -> Any:
-    serves, room = (
-        deployment_to_start(given.engine, given.target, StartSpec(drafter=drafter)),
-        given.longest_prompt + 64,
-    )
-    return started(engine_of(given.engine), setting, serves, max(AT_ONCE), room + given.max_new_tokens, given.program)
+    serves = deployment_to_start(given.engine, given.target, StartSpec(drafter=drafter))
+    room = given.longest_prompt + 64 + given.max_new_tokens
+    return started(engine_of(given.engine), setting, serves, max(AT_ONCE), room, given.program)
 
 
 def cell_rows(given: argparse.Namespace, urls: Mapping[str, str], prompts: Sequence[list[int]], at_once: int) -> Rows:
