@@ -26,7 +26,7 @@ from draftgauge.api.profile import profile
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import read_measurement
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.tokenizer import encode_with
 from draftgauge.pair.started_costs import check_length, deployment_to_start
 from draftgauge.requests import StartSpec
 from draftgauge.serving.client import Completion, How, complete

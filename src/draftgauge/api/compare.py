@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
+from draftgauge.core.parts import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.prompts import TEST
 from draftgauge.core.provenance import read_measurement
 from draftgauge.core.verb import verb
@@ -24,7 +24,7 @@ from draftgauge.judging.replay import plain_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import LOOKUP, NOT_DRAFTING
-from draftgauge.models.compression import on_meta, weight_bytes
+from draftgauge.models.device import on_meta, weight_bytes
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.spec import read_configuration
 from draftgauge.pair.deployed import recorded_with

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.config import option
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import (
     CHAT,
+    UNCOMPRESSED,
     ChatSpec,
+    Compression,
     CostSpec,
     DeviceSpec,
     DraftSpec,
