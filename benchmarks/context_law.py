@@ -11,7 +11,7 @@ from common import RESULTS, save
 from draftgauge.core.parts import LoadSpec, PairSpec
 from draftgauge.core.progress import silent
 from draftgauge.meter import MeterPlan
-from draftgauge.models.prompts_text import token_ids
+from draftgauge.models.tokenizer import token_ids
 from draftgauge.pair.costs import bundled_text, measured
 from draftgauge.pair.loading import load_pair
 from draftgauge.traces.context_law import fit_law
