@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ def show_progress(what: str, done: int, total: int) -> None:
 
 
 def save(out: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the rows and print the headline ones."""
+    """Write the rows, with a command that names no folder of this machine."""
     out.mkdir(parents=True, exist_ok=True)
-    write_measurement(out / name, command_line(), rows)
+    write_measurement(out / name, re.sub(r"[^\s='\"]*/", "", command_line()), rows)
     console.print(f"wrote {out / name}", highlight=False)
 
 

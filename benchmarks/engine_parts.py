@@ -18,7 +18,7 @@ from draftgauge.benching.arms import Arm, BenchPrompt, bench_arms
 from draftgauge.benching.bench_rows import Reference, bench_rows
 from draftgauge.core.prompts import first_per_task, read_prompts
 from draftgauge.models.folder import reference_path
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.tokenizer import encode_with
 from draftgauge.pair.prompts import prompt_file
 
 LONGEST = 16

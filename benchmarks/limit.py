@@ -26,8 +26,7 @@ import torch
 from common import RESULTS, ROOT, console
 
 from draftgauge.core.provenance import environment, read_measurement, write_measurement
-from draftgauge.models.compression import cpu_has_bfloat16
-from draftgauge.models.device import free_bytes
+from draftgauge.models.device import cpu_has_bfloat16, free_bytes
 
 NAME = "limit.json"
 BEFORE = "c8bda376"  # the revision whose engine held larger models unpacked
@@ -282,7 +281,7 @@ def ratios(model: str, rows: list[dict[str, Any]], sizes: tuple[float, float], f
 
 def bytes_of(model: str) -> tuple[float, float]:
     """Bytes of a model's weights in bfloat16, and of those that a token reads: an embedding alone is not."""
-    from draftgauge.models.compression import on_meta
+    from draftgauge.models.device import on_meta
     from draftgauge.models.spec import read_configuration
 
     made = on_meta(read_configuration(model, trust_remote_code=False))

@@ -43,7 +43,7 @@ from draftgauge.core.seeds import generator
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.tokenizer import encode_with
 from draftgauge.pair.quality import compared, log_probabilities
 from draftgauge.traces.run import Run
 
@@ -374,7 +374,7 @@ def llama_answers(setup: Setup) -> Answer:
 def genai_answers(setup: Setup) -> Answer:
     """OpenVINO GenAI's own pipelines; those of one kind share the weights."""
     from draftgauge.benching.arms import DRAFT_PIPELINE, LOOKUP_PIPELINE, PLAIN_PIPELINE, GenaiBaseline
-    from draftgauge.models.vocabulary import end_tokens
+    from draftgauge.models.tokenizer import end_tokens
 
     tokenizer = load_tokenizer(setup.target)
     target = SimpleNamespace(spec=SimpleNamespace(engine="openvino-fast"), eos_token_id=None, module=None)

@@ -37,13 +37,12 @@ from draftgauge.judging.speed import Speed
 from draftgauge.judging.splits import Design, splits_of
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_with
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import encode_with, end_tokens
 from draftgauge.policies.fitted import fitted_policy, save_fitted
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import Trace, select
-from draftgauge.training.reuse.generate import greedy_answers, group_tokens, groups
+from draftgauge.training.reuse.answers import greedy_answers, group_tokens, groups
 
 RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"

@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import ROOT, save
 
 from draftgauge.api.advise import advise
 from draftgauge.api.engine_costs import costs
 from draftgauge.api.profile import profile
 from draftgauge.core.prompts import read_prompts
-from draftgauge.core.provenance import command_line, read_measurement, write_measurement
+from draftgauge.core.provenance import read_measurement
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.tokenizer import encode_with
 from draftgauge.pair.started_costs import check_length, deployment_to_start
 from draftgauge.requests import StartSpec
 from draftgauge.serving.client import Completion, How, complete
 from draftgauge.serving.engines import PLAIN, engine_of, setting_length
 from draftgauge.serving.launching import started
 
-ROOT = Path(__file__).parents[1]
 LENGTHS, AT_ONCE, CONTEXT = range(1, 7), (1, 4), 128  # the last of texts that costs are measured at
 Rows = list[dict[str, Any]]
 
@@ -50,7 +50,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "served", help="runs and costs are kept here")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
     name, swept = f"serving-{given.engine}.json", chosen(given)
     rows = list(read_measurement(given.out / name).rows) if (given.out / name).is_file() else []
     for drafter in (given.draft, "lookup"):
@@ -67,7 +66,7 @@ def main() -> None:
                     row |= {"engine": given.engine, "drafter": Path(drafter).name, "prompts": task, "at_once": n}
                     row |= {"advised": row["setting"] == named[task, n], "of_best": row["tokens_per_second"] / best}
                 rows += new
-                write_measurement(given.out / name, command_line(), rows)
+                save(given.out, name, rows)
 
 
 def chosen(given: argparse.Namespace) -> dict[str, list[list[int]]]:
@@ -104,11 +103,9 @@ def advised(given: argparse.Namespace, drafter: str, task: str, at_once: int) ->
 
 
 def served(given: argparse.Namespace, drafter: str, setting: str) -> Any:
-    serves, room = (
-        deployment_to_start(given.engine, given.target, StartSpec(drafter=drafter)),
-        given.longest_prompt + 64,
-    )
-    return started(engine_of(given.engine), setting, serves, max(AT_ONCE), room + given.max_new_tokens, given.program)
+    serves = deployment_to_start(given.engine, given.target, StartSpec(drafter=drafter))
+    room = given.longest_prompt + 64 + given.max_new_tokens
+    return started(engine_of(given.engine), setting, serves, max(AT_ONCE), room, given.program)
 
 
 def cell_rows(given: argparse.Namespace, urls: Mapping[str, str], prompts: Sequence[list[int]], at_once: int) -> Rows:

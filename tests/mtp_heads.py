@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from draftgauge.drafters.mtp.building import head_config
 from draftgauge.drafters.mtp.families import COUNTS, MtpFamily, family_of
-from draftgauge.models.hidden import text_decoder
+from draftgauge.models.base import text_decoder
 from tiny_families import tiny_family
 
 SMALL = [(2, "num_hidden_layers n_layers num_layers"), (8, "vocab_size")]

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3Config, PreTrainedModel, PreTrainedTokenizerFast
 
-from draftgauge.models.compression import lacks_library
+from draftgauge.models.device import lacks_library
 from draftgauge.models.loading import attention_of
 
 needs_bitsandbytes = pytest.mark.skipif(lacks_library("int8"), reason="bitsandbytes is not installed")

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from draftgauge.models.compression import auto_class
+from draftgauge.models.device import auto_class
 from draftgauge.models.loading import attention_of
 
 CAUSAL = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

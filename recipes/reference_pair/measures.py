@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftgauge.models.base import CachedModel
-from draftgauge.models.hidden import watching
+from draftgauge.models.base import CachedModel, watching
 from draftgauge.traces.repetition import LENGTH
 from recipes.reference_pair.tasks import chat, code, summarization
 from recipes.reference_pair.tasks import math as arithmetic

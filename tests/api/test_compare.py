@@ -15,6 +15,7 @@ from command_line import refusal, succeeds
 from draftgauge.core.provenance import write_measurement
 from draftgauge.judging.splits import design_of
 from draftgauge.pair.quality import QUALITY_NAME
+from draftgauge.traces.costs import Measurement
 from draftgauge.traces.run import COSTS_NAME, ModelEntry, PromptsEntry, Run
 from draftgauge.traces.trace import accepted_lengths
 from row_keys import check_keys
@@ -88,9 +89,14 @@ def test_one_target_is_as_fast_in_every_run_of_it(runs, tmp_path: Path) -> None:
     costs = Run(busy).costs  # measured while the machine was half as fast
     twice = {name: tuple(tuple(2 * s for s in row) for row in getattr(costs, name)) for name in ("verify", "draft")}
     replace(costs, plain=(2 * costs.plain[0],), **twice).save(busy / COSTS_NAME)
-    rows = dg.compare((slow, busy))
-    assert rows[0]["plain_tokens_per_second"] == pytest.approx(rows[1]["plain_tokens_per_second"])
-    assert rows[0]["tokens_per_second"] == pytest.approx(rows[1]["tokens_per_second"])
+    first, second = dg.compare((slow, busy))
+    assert first["plain_tokens_per_second"] == pytest.approx(second["plain_tokens_per_second"])
+    assert first["tokens_per_second"] == pytest.approx(second["tokens_per_second"])
+    known = replace(Run(busy).costs, measured=Measurement(1.0, (1,) * (GAMMA_MAX + 1), 0.1))
+    known.save(busy / COSTS_NAME)
+    wider = next(row for row in dg.compare((slow, busy)) if row["run"] == str(busy))
+    assert wider["tokens_per_second_low"] == pytest.approx(0.9 * second["tokens_per_second_low"])
+    assert wider["tokens_per_second_high"] == pytest.approx(1.1 * second["tokens_per_second_high"])
 
 
 def test_weights_count_as_they_are_held_and_a_file_of_llama_cpp_is_no_reference(runs, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from draftgauge.core.prompts import Message, read_prompts
 from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.models.prompts_text import encode_prompt
 from draftgauge.models.spec import own_sampling
+from draftgauge.models.tokenizer import encode_prompt
 from draftgauge.pair.loading import load_pair_of
 from draftgauge.pair.prompts import prompts_of
 from draftgauge.traces.run import Manifest, Run, read_trace

@@ -11,7 +11,7 @@ import pytest
 import draftgauge as package
 from command_line import invoke, refusal, rows_of, succeeds
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.tokenizer import vocabulary_digest
 from draftgauge.pair.loading import Pair
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.datastore import Datastore, prompt_digest

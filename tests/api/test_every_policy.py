@@ -17,7 +17,7 @@ from draftgauge.api.replay import replay
 from draftgauge.api.report import report
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import cache_folder
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.tokenizer import vocabulary_digest
 from draftgauge.pair import costs as costs_module
 from draftgauge.pair.costs import pair_costs
 from draftgauge.pair.loading import Pair

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from draftgauge.core.compressions import Compression
 from draftgauge.core.config import convert, from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import Compression
 
 
 @dataclass(frozen=True)

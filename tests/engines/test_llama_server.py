@@ -18,8 +18,7 @@ from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.models.folder import PAIR_FOLDER, reference_path
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_with
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import encode_with, end_tokens
 from draftgauge.pair.loading import load_pair
 from draftgauge.policies.spec import make_policy
 from draftgauge.requests import PairSpec

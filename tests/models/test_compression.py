@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
-from draftgauge.models import compression
-from draftgauge.models.compression import COMPRESSIONS, activation_dtype, check_compression, quantization_config
+from draftgauge.core.parts import WEIGHT_ONLY
+from draftgauge.models import device
+from draftgauge.models.device import COMPRESSIONS, activation_dtype, check_compression, quantization_config
 from draftgauge.models.loading import load_model, wrap
 from tiny import needs_bitsandbytes, save_tiny, tiny_model, tokens
 
@@ -42,7 +42,7 @@ def test_the_dtype_of_activations() -> None:
 
 
 def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingLibraryError, match=r"pip install .draftgauge\[quant\]"):
         quantization_config("nf4", torch.float32)
     assert quantization_config("bf16", torch.float32) is None

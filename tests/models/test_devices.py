@@ -10,9 +10,8 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
 from draftgauge.drafters.reuse import joint
-from draftgauge.models import compression, device
-from draftgauge.models.compression import label_of, method_of
-from draftgauge.models.device import choose_device, private
+from draftgauge.models import device
+from draftgauge.models.device import choose_device, label_of, method_of, private
 from draftgauge.models.engines import packing
 from draftgauge.models.loading import engine_at, load_model
 from draftgauge.pair.loading import labelled, load_pair
@@ -133,10 +132,10 @@ def test_what_pytorch_keeps_for_itself_is_done_without_where_it_is_missing(monke
     assert private("ops.mkldnn._linear_pointwise") is not None
     queries, keys, values = torch.randn(3, 2, 5, 8)
     fused = joint.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
-    for module in (packing, compression, joint):
+    for module in (packing, device, joint):
         monkeypatch.setattr(module, "private", lambda name: None)
     monkeypatch.setattr(joint, "FusedCausal", None)
     written_out = joint.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
     torch.testing.assert_close(written_out, fused)
     assert not packing.packs(tiny_model())
-    assert not compression.cpu_has_bfloat16.__wrapped__()
+    assert not device.cpu_has_bfloat16.__wrapped__()

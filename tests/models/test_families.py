@@ -19,7 +19,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.drafters.dense import draft_densely, draft_position_by_position
-from draftgauge.models.engines.lean_families import why_not_lean
+from draftgauge.models.engines.lean_weights import why_not_lean
 from draftgauge.models.loading import wrap
 from draftgauge.models.spec import cache_argument, cached_numbers
 from draftgauge.policies.fixed import FixedLength

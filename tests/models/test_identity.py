@@ -15,7 +15,7 @@ from draftgauge.core.files import file_sha256
 from draftgauge.models import fingerprint as fingerprints
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.loading import wrap
-from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
+from draftgauge.models.tokenizer import check_same_vocabulary, end_tokens
 from models.test_folder import edit
 from tiny import save_tiny, tiny_model, tiny_tokenizer
 

@@ -18,8 +18,7 @@ from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import PAIR_FOLDER, PARTS, bundled_questions, reference_path
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_prompt
-from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
+from draftgauge.models.tokenizer import check_same_vocabulary, encode_prompt, end_tokens
 from draftgauge.policies import make_policy
 from draftgauge.traces.repetition import gram_counts
 

@@ -9,7 +9,7 @@ import torch
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.rotary import RotaryTables, rotate, target_rotary, window
-from draftgauge.models.hidden import text_decoder
+from draftgauge.models.base import text_decoder
 from draftgauge.models.taps import ordered
 from tiny import tiny_model
 

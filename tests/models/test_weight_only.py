@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from draftgauge.core.compressions import INT4, INT8_DYNAMIC, INT8_WEIGHT, WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, ModelError
+from draftgauge.core.parts import INT4, INT8_DYNAMIC, INT8_WEIGHT, WEIGHT_ONLY
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models import weight_only
-from draftgauge.models.compression import activation_dtype
+from draftgauge.models.device import activation_dtype
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.weight_only import WeightOnlyLinear, joined, quantise
 from draftgauge.policies.fixed import FixedLength

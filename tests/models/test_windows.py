@@ -13,7 +13,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, plain_decode, speculative_decode
 from draftgauge.drafters import LanguageModelDrafter
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.lean_families import window_of
+from draftgauge.models.engines.lean_weights import window_of
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.models.loading import wrap
 from draftgauge.policies.fixed import FixedLength

@@ -13,7 +13,7 @@ import torch
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding import DecodingSettings, plain_decode
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
-from draftgauge.models.prompts_text import encode_with
+from draftgauge.models.tokenizer import encode_with
 
 pytestmark = pytest.mark.slow
 TOKENS = 32

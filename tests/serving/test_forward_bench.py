@@ -97,5 +97,6 @@ def test_results_that_do_not_fit_are_refused(files: dict[str, Path]) -> None:
     files["drafter"].write_text(json.dumps(good[2:]))
     assert "lacks cases" in refusal("costs", *both)
     assert "name --start to measure a server, --cases to write" in refusal("costs")
+    assert "--contexts names a number twice" in refusal("costs", "--cases", files["cases"], "--contexts=1,1")
     assert "--batches must name" in refusal("costs", "--cases", files["cases"], "--batches=")
     assert "measure llama-server with --start" in refusal("costs", "-e", "llama-server")

@@ -16,7 +16,7 @@ from draftgauge.studies.kvshot.presets import HIDDEN
 from draftgauge.studies.kvshot.run import run_study
 from draftgauge.studies.kvshot.tuning import TRIALS, Trial, Tuned, read_tuned, save_tuned, search
 from draftgauge.training.reuse.request import TrainingSpec
-from draftgauge.training.reuse.result import TrainResult
+from draftgauge.training.reuse.tracking import TrainResult
 from draftgauge.training.reuse.train import train_drafter
 from small_trainings import small_training
 

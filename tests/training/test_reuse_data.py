@@ -17,11 +17,16 @@ from draftgauge.decoding import DecodingSettings, plain_decode
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.spec import cached_numbers
 from draftgauge.training.reuse import answers as answers_file
-from draftgauge.training.reuse import generate
-from draftgauge.training.reuse.answers import Answers, Conversation, describe, make_answers, read_answers
+from draftgauge.training.reuse.answers import (
+    Answers,
+    Conversation,
+    describe,
+    greedy_answers,
+    make_answers,
+    read_answers,
+)
 from draftgauge.training.reuse.batches import DataOrder, collate, usable
 from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of
-from draftgauge.training.reuse.generate import greedy_answers
 from draftgauge.training.reuse.request import TrainingSpec
 from small_trainings import small_training
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens
@@ -254,6 +259,6 @@ def test_answers_go_together_as_a_gpus_memory_allows(monkeypatch: pytest.MonkeyP
     """Of 16 GiB, whatever is free of them while that leaves room."""
     model = tiny_model()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free << 30, 16 << 30))
-    monkeypatch.setattr(generate, "free_bytes", lambda device: free << 30)
+    monkeypatch.setattr(answers_file, "free_bytes", lambda device: free << 30)
     gpu = SimpleNamespace(device=torch.device("cuda"), config=model.config, dtype=torch.bfloat16)
-    assert generate.group_tokens(gpu) == max(generate.GROUP_TOKENS, cache // (2 * cached_numbers(model.config)))
+    assert answers_file.group_tokens(gpu) == max(answers_file.GROUP_TOKENS, cache // (2 * cached_numbers(model.config)))

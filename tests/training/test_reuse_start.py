@@ -13,10 +13,10 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import window
-from draftgauge.models.hidden import decoder_layers
+from draftgauge.models.base import decoder_layers
 from draftgauge.training.reuse import start
-from draftgauge.training.reuse.optimizers import Muon, make_optimizers, orthogonal
 from draftgauge.training.reuse.start import fit_head_maps, start_attention
+from draftgauge.training.reuse.steps import Muon, make_optimizers, orthogonal
 from tiny import tiny_model, tokens
 
 PARTS = {"queries": "q_proj", "keys": "k_proj", "values": "v_proj"}
@@ -122,7 +122,7 @@ def test_every_parameter_has_one_optimizer(target: PreTrainedModel, name: str, c
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
 def test_muon_is_that_of_torch_in_bfloat16(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
-    monkeypatch.setattr("draftgauge.training.reuse.optimizers.autocast_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr("draftgauge.training.reuse.steps.autocast_dtype", lambda device: torch.bfloat16)
     start, gradients = torch.randn(shape), torch.randn(3, *shape)
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     torchs = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
@@ -134,7 +134,7 @@ def test_muon_is_that_of_torch_in_bfloat16(monkeypatch: pytest.MonkeyPatch, shap
 
 
 def test_muon_takes_float32_where_bfloat16_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftgauge.training.reuse.optimizers.autocast_dtype", lambda device: None)
+    monkeypatch.setattr("draftgauge.training.reuse.steps.autocast_dtype", lambda device: None)
     found = orthogonal(torch.randn(24, 40))
     assert found.dtype == torch.float32
     sizes = torch.linalg.svdvals(found)

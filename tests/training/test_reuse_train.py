@@ -25,7 +25,7 @@ from draftgauge.training import optimise as loop
 from draftgauge.training.reuse.batches import DataOrder
 from draftgauge.training.reuse.estimate import estimate
 from draftgauge.training.reuse.request import TrainingSpec
-from draftgauge.training.reuse.result import TrainResult
+from draftgauge.training.reuse.tracking import TrainResult
 from draftgauge.training.reuse.train import train_drafter
 from small_trainings import log, small_training
 from tiny import save_tiny

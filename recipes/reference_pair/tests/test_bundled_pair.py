@@ -10,8 +10,7 @@ from draftgauge.decoding import DecodingSettings, plain_decode
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import PAIR_FOLDER
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_prompt
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import encode_prompt, end_tokens
 from recipes.reference_pair import measures
 from recipes.reference_pair.recipe import SEALED_NAME
 from recipes.reference_pair.tasks.base import split_of

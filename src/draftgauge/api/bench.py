@@ -20,9 +20,9 @@ from draftgauge.benching.arms import (
     without_failed,
 )
 from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
-from draftgauge.core.compressions import held_as
 from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
+from draftgauge.core.parts import held_as
 from draftgauge.core.process import busy_note, machine_load
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
@@ -44,8 +44,7 @@ from draftgauge.judging.splits import (
     warn_of_other_pairs,
     warn_of_seen,
 )
-from draftgauge.models.prompts_text import answers_warning
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.tokenizer import answers_warning, vocabulary_digest
 from draftgauge.pair.costs import pair_costs
 from draftgauge.pair.loading import Pair, labelled, load_pair, load_pair_of, refuse_beside_pair
 from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompts_of

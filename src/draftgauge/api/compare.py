@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
+from draftgauge.core.parts import COMPRESSED_BEFORE, COMPRESSIONS, LEVELS, held_as
 from draftgauge.core.prompts import TEST
 from draftgauge.core.provenance import read_measurement
 from draftgauge.core.verb import verb
@@ -22,9 +22,9 @@ from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.ranking import LOOKUPS, Ranked, at_best, on_one_target
 from draftgauge.judging.replay import plain_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of
-from draftgauge.judging.statistics.bootstrap import columns
+from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import LOOKUP, NOT_DRAFTING
-from draftgauge.models.compression import on_meta, weight_bytes
+from draftgauge.models.device import on_meta, weight_bytes
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.spec import read_configuration
 from draftgauge.pair.deployed import recorded_with
@@ -55,7 +55,8 @@ def compare(request: CompareRequest) -> list[Row]:
 
         - ``run``, ``target``, ``compression`` (empty of GGUF and OpenVINO), ``engine``, ``drafter``, ``prompts``.
         - ``plain_tokens_per_second``; ``policy``, the simplest setting that is level with the fastest.
-        - ``tokens_per_second`` and ``ratio_to_plain`` of this setting, with ``_low`` and ``_high``.
+        - ``tokens_per_second`` and ``ratio_to_plain`` of this setting, with ``_low`` and ``_high``. The interval of the
+          former holds what costs are known to.
         - ``gain`` over the first row with ``_low`` and ``_high``, and whether it is ``level`` with it.
         - ``live_policy``, ``live_tokens_per_second``, ``live_plain_tokens_per_second``: of a bench.
         - ``kl``: to the uncompressed target in nats, where ``profile`` measured it.
@@ -96,7 +97,7 @@ def compare_rows(runs: Sequence[Run], live: Mapping[Run, Row], judged: JudgedSpe
             "prompts": len(of.trace.prompts),
             "plain_tokens_per_second": plain.estimate,
             "policy": PLAIN if of.setting in NOT_DRAFTING else of.setting,
-            **columns("tokens_per_second", speeds[run].interval()),
+            **columns("tokens_per_second", _with_costs(speeds[run].interval(), of.costs)),
             **columns("ratio_to_plain", speeds[run].over(plain)),
             **live.get(run, {}),
             "kl": read_quality(run.folder).get("kl"),
@@ -161,6 +162,12 @@ def _costs(runs: Sequence[Run]) -> dict[str, CostCurve]:
         alike.setdefault(key, {})[str(run)] = costs
     levelled = (on_one_target(of) if len(of) > 1 else of for of in alike.values())
     return {run: curve for of in levelled for run, curve in of.items()}
+
+
+def _with_costs(found: Interval, costs: CostCurve) -> tuple[float, float, float]:
+    """A speed whose interval holds what costs are known to as well: plain decoding takes alike on every prompt."""
+    apart = min(costs.measured.half_width, 1.0) if costs.measured else 0.0
+    return found.estimate, found.low * (1 - apart), found.high * (1 + apart)
 
 
 def _best(run: Run, design: Design, costs: CostCurve) -> Ranked:

@@ -21,8 +21,7 @@ from draftgauge.core.verb import verb
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.splits import MIN_PROMPTS
-from draftgauge.models.compression import lacks_library
-from draftgauge.models.device import torch_threads
+from draftgauge.models.device import lacks_library, torch_threads
 from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.pair.prompts import choose_prompts
 from draftgauge.policies.spec import compared_policies

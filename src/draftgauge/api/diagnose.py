@@ -13,7 +13,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.diagnostics.bottlenecks import Bottlenecks, bottleneck_rows
 from draftgauge.diagnostics.limits import measure_bottlenecks
 from draftgauge.drafters.reuse.persistence import load_drafter, read_description
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import end_tokens
 from draftgauge.requests import DiagnoseRequest
 from draftgauge.training.reuse.request import BLOCK, TTT
 from draftgauge.training.reuse.tracking import read_history

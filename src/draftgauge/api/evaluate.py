@@ -27,7 +27,7 @@ from draftgauge.judging.statistics.bootstrap import columns, ratio_interval
 from draftgauge.judging.statistics.crossed import Counts, depth_rows, interval, mean_accepted, retention
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import end_tokens
 from draftgauge.pair.prompts import choose_prompts, encode_prompts, encoder_of
 from draftgauge.requests import DiagnoseRequest, EvaluateRequest
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from draftgauge.api.datastore import open_store, texts_of
-from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, PromptError, warn
+from draftgauge.core.parts import held_as
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import Prompt
 from draftgauge.core.verb import verb
@@ -15,8 +15,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings, Generation, Origin, check_request
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.judging.splits import warn_of_other_pairs
-from draftgauge.models.prompts_text import answers_warning
-from draftgauge.models.vocabulary import IncrementalDecoder, vocabulary_digest
+from draftgauge.models.tokenizer import IncrementalDecoder, answers_warning, vocabulary_digest
 from draftgauge.pair.costs import pair_costs
 from draftgauge.pair.loading import Pair, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.pair.prompts import log

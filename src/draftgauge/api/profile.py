@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftgauge.core.compressions import WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
 from draftgauge.core.files import require_writable
+from draftgauge.core.parts import WEIGHT_ONLY
 from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.verb import verb
@@ -26,10 +26,9 @@ from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.meter import measured_span
 from draftgauge.models.base import skeleton_of
-from draftgauge.models.compression import QUANTISED, check_quantises, quantization_config
-from draftgauge.models.device import release_unused
-from draftgauge.models.prompts_text import answers_warning
+from draftgauge.models.device import QUANTISED, check_quantises, quantization_config, release_unused
 from draftgauge.models.spec import read_configuration
+from draftgauge.models.tokenizer import answers_warning
 from draftgauge.pair.estimate import estimate_rows
 from draftgauge.pair.loading import Pair, labelled, load_pair, refuse_beside_pair, sampling_of, target_of
 from draftgauge.pair.prompts import choose_prompts, encode_prompts, log

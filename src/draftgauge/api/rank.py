@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.api.bench import bench
 from draftgauge.api.compare import compare_rows
 from draftgauge.api.profile import AskedPrompt, record_runs
-from draftgauge.core.compressions import COMPRESSED_BEFORE, COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory, warn
 from draftgauge.core.files import require_writable
+from draftgauge.core.parts import COMPRESSED_BEFORE, COMPRESSIONS
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.core.verb import verb

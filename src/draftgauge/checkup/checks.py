@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.compressions import LEVELS
+from draftgauge.core.parts import LEVELS
 from draftgauge.judging.acceptance import acceptance_by_depth
 from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.contexts import shown as of_contexts
@@ -151,7 +151,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tokenizer(e: Evidence) -> Seen:
-    from draftgauge.models.vocabulary import difference
+    from draftgauge.models.tokenizer import difference
 
     ours, theirs = e.tokenizer.get_vocab(), e.draft_tokenizer.get_vocab()
     if differing := sorted({index for _, index in ours.items() ^ theirs.items()}):
@@ -165,7 +165,7 @@ def tokenizer(e: Evidence) -> Seen:
 
 
 def chat_template(e: Evidence) -> Seen:
-    from draftgauge.models.prompts_text import encode_prompt, token_ids
+    from draftgauge.models.tokenizer import encode_prompt, token_ids
 
     if e.tokenizer.chat_template is None or not any(prompt.prompt_token for prompt in e.trace.prompts):
         return None

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.checkup.checks import CHECKPOINT, MTP, UNKNOWN, Evidence
-from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import ModelError
+from draftgauge.core.parts import UNCOMPRESSED
 from draftgauge.drafters.base import Drafting, choose_drafter, drafter_kind
 from draftgauge.drafters.formats.building import read_layout, target_ids
 from draftgauge.drafters.formats.eagle3 import Eagle3Layout
@@ -20,8 +20,7 @@ from draftgauge.drafters.mtp.checking import head_faults
 from draftgauge.drafters.mtp.live import MtpSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
 from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import method_of
-from draftgauge.models.device import upload
+from draftgauge.models.device import method_of, upload
 from draftgauge.models.fingerprint import files_of
 from draftgauge.models.folder import is_gguf
 from draftgauge.models.loading import load_tokenizer, made_by_others, quantisation_method

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.cli.console import errors, named, progress, say, show_table
-from draftgauge.core.compressions import UNCOMPRESSED
+from draftgauge.core.parts import UNCOMPRESSED
 from draftgauge.core.process import busy_note, machine_load
 from draftgauge.core.table import speed
 from draftgauge.requests import TrainRequest

@@ -32,7 +32,7 @@ from draftgauge.drafters.reuse.blockwise import BlockLayer, BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.hidden import ScoreRule, catching_heads, score_rule
+from draftgauge.models.base import ScoreRule, catching_heads, score_rule
 from draftgauge.models.taps import Features, batch_features, nowhere, ordered
 
 

@@ -18,7 +18,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
-from draftgauge.training.reuse.generate import groups
+from draftgauge.training.reuse.answers import groups
 
 BATCH_TOKENS = 2048
 

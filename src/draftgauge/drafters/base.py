@@ -20,9 +20,9 @@ import torch
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, meant
 from draftgauge.core.extensions import import_others
+from draftgauge.core.parts import UNCOMPRESSED
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.models.base import CachedModel
 from draftgauge.models.engines.static import StaticModel

@@ -25,12 +25,10 @@ from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.formats.files import has_config, read_config
 from draftgauge.drafters.formats.live import CheckpointDrafter
-from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import draft_compression
-from draftgauge.models.device import upload
+from draftgauge.models.base import CachedModel, decoder_layers, final_norm
+from draftgauge.models.device import draft_compression, upload
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import source_setting
-from draftgauge.models.hidden import decoder_layers, final_norm
 from draftgauge.models.loading import load_module
 from draftgauge.models.taps import TapPlan, Taps
 

@@ -22,14 +22,13 @@ from draftgauge.drafters.base import (
 from draftgauge.drafters.dense import Chances, DenseDrafts, draft_densely, draft_refused
 from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import draft_compression
-from draftgauge.models.device import generator_on, upload
+from draftgauge.models.device import draft_compression, generator_on, upload
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import REFERENCE, is_gguf, model_folder
 from draftgauge.models.loading import engines_of, load_model, load_tokenizer, made_by_others
 from draftgauge.models.taps import Taps
-from draftgauge.models.vocabulary import check_same_vocabulary
+from draftgauge.models.tokenizer import check_same_vocabulary
 from draftgauge.verification import Sampling
 
 

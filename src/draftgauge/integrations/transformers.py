@@ -41,12 +41,12 @@ from draftgauge.integrations.generate_arguments import (
 )
 from draftgauge.meter import MeterPlan
 from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import half_precision, method_of
+from draftgauge.models.device import half_precision, method_of
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.lean_families import PLAIN_TENSORS, why_not_lean
+from draftgauge.models.engines.lean_weights import PLAIN_TENSORS, why_not_lean
 from draftgauge.models.engines.packing import packs
 from draftgauge.models.loading import wrap
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.tokenizer import vocabulary_digest
 from draftgauge.pair.costs import measured
 from draftgauge.pair.loading import Drafts, Pair, tokenizer_beside
 from draftgauge.policies.base import Policy

@@ -25,7 +25,7 @@ from draftgauge.drafters.language_model import LanguageModelDrafter
 from draftgauge.drafters.rows import Asked, EachRow, LanguageModelRows, RowDrafter
 from draftgauge.integrations.vllm_guard import check_version, fix_sampling
 from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import half_precision
+from draftgauge.models.device import half_precision
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.loading import load_tokenizer, wrap
 from draftgauge.pair.loading import Pair

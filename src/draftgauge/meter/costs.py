@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Generator
 
-from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import DraftgaugeError, warn
+from draftgauge.core.parts import UNCOMPRESSED
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted, record_passes

@@ -12,24 +12,25 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from draftgauge.core.compressions import UNCOMPRESSED, WEIGHT_ONLY
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, warn
+from draftgauge.core.parts import UNCOMPRESSED, WEIGHT_ONLY
 from draftgauge.models.base import CachedModel
-from draftgauge.models.compression import (
+from draftgauge.models.device import (
     COMPRESSIONS,
     activation_dtype,
     auto_class,
     check_quantises,
+    choose_device,
     draft_compression,
     label_of,
     method_of,
     quantization_config,
+    release_freed,
 )
-from draftgauge.models.device import choose_device, release_freed
 from draftgauge.models.engines.gguf import GGUF_ENGINES, GgufModel
 from draftgauge.models.engines.gguf_library import INSTALL
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.lean_families import of_a_family, why_not_lean, why_not_recorded
+from draftgauge.models.engines.lean_weights import of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.engines.modules import ModulesModel, holds_states, rollback_cache
 from draftgauge.models.engines.openvino import OPENVINO_ENGINES, OpenvinoModel
 from draftgauge.models.engines.recurrent import RecurrentModel

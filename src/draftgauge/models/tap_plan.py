@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.engines.lean_families import LENGTH_DEPENDENT_ROPE
+from draftgauge.models.engines.lean_weights import LENGTH_DEPENDENT_ROPE
 from draftgauge.models.spec import layer_config, rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
 

@@ -20,13 +20,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.base import CachedModel, HiddenStates, skeleton_of
+from draftgauge.models.base import CachedModel, HiddenStates, skeleton_of, text_decoder, watching
 from draftgauge.models.engines.gguf import GgufModel
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.lean_families import FAMILIES
+from draftgauge.models.engines.lean_weights import FAMILIES
 from draftgauge.models.engines.modules import ModulesModel, rollback_cache
 from draftgauge.models.engines.openvino import OpenvinoModel
-from draftgauge.models.hidden import text_decoder, watching
 from draftgauge.models.spec import attention_kernels, cache_argument, rope_kind
 from draftgauge.models.tap_plan import TapPlan, tap_plan
 from draftgauge.models.tap_rules import default_taps

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftgauge.core.compressions import INT4, INT8_DYNAMIC, INT8_WEIGHT
 from draftgauge.core.errors import warn
+from draftgauge.core.parts import INT4, INT8_DYNAMIC, INT8_WEIGHT
 from draftgauge.models.device import forget, private
 
 GROUP = 32  # inputs that share a scale of int4

@@ -16,8 +16,7 @@ from draftgauge.core.provenance import environment
 from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.folder import PAIR_FOLDER
-from draftgauge.models.prompts_text import token_ids
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.tokenizer import token_ids, vocabulary_digest
 from draftgauge.pair.loading import Pair
 from draftgauge.requests import CostSpec
 from draftgauge.traces.costs import VERSION, CostCurve

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from draftgauge.core.compressions import COMPRESSIONS
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import COMPRESSIONS
 from draftgauge.models.folder import REFERENCE, resolve_source
 from draftgauge.serving.engines import DFLASH, EAGLE3, MTP, Deployment, Engine, deployment_of
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE

@@ -15,8 +15,15 @@ from draftgauge.drafters.dense import CHUNK as DENSE_CHUNK
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import measured_span
 from draftgauge.models.base import most_places
-from draftgauge.models.compression import activation_dtype, draft_compression, on_meta, weight_bytes
-from draftgauge.models.device import choose_device, free_bytes, seconds
+from draftgauge.models.device import (
+    activation_dtype,
+    choose_device,
+    draft_compression,
+    free_bytes,
+    on_meta,
+    seconds,
+    weight_bytes,
+)
 from draftgauge.models.fingerprint import weight_bytes_of
 from draftgauge.models.loading import load_tokenizer, made_by_others
 from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration

@@ -19,15 +19,14 @@ from draftgauge.core.verb import verb
 from draftgauge.drafters.base import Drafter, Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.models.base import CachedModel, skeleton_of
-from draftgauge.models.compression import label_of
+from draftgauge.models.device import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.fingerprint import fingerprint, was_sampled
 from draftgauge.models.folder import REFERENCE, is_gguf, model_folder
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method, wrap
-from draftgauge.models.prompts_text import PLAIN, encode_with
 from draftgauge.models.spec import own_sampling
 from draftgauge.models.taps import Taps, attach_taps
-from draftgauge.models.vocabulary import check_same_vocabulary, end_tokens
+from draftgauge.models.tokenizer import PLAIN, check_same_vocabulary, encode_with, end_tokens
 from draftgauge.pair.prompts import PromptEncoder, encoder_of
 from draftgauge.requests import PairSpec, SamplingSpec
 from draftgauge.traces.run import Manifest

@@ -24,8 +24,7 @@ from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import PAIR_FOLDER, TOOLS_FILE
-from draftgauge.models.prompts_text import encode_with, keep_ends
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import encode_with, end_tokens, keep_ends
 from draftgauge.requests import PromptSpec
 from draftgauge.traces.run import Run
 from draftgauge.traces.trace import check_prompt_tokens

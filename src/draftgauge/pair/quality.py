@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED
 from draftgauge.core.errors import ModelError, warn
 from draftgauge.core.files import atomic_write_text
+from draftgauge.core.parts import COMPRESSIONS, UNCOMPRESSED
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import in_turn
 from draftgauge.models.base import CachedModel

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftgauge.core.compressions import held_as
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import Job, Outcome, execute
 from draftgauge.core.files import file_sha256, require_writable
+from draftgauge.core.parts import held_as
 from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import Prompt, in_turn, prompts_sha256
@@ -25,12 +25,12 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches
-from draftgauge.models.compression import draft_compression
+from draftgauge.models.device import draft_compression
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import check_caches_fit
 from draftgauge.models.experts import experts_read
 from draftgauge.models.loading import engine_at, planned_dtype
-from draftgauge.models.vocabulary import vocabulary_digest
+from draftgauge.models.tokenizer import vocabulary_digest
 from draftgauge.pair.costs import keep_costs, measured
 from draftgauge.pair.loading import Pair, load_pair, sampling_of
 from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name

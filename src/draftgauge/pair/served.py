@@ -18,7 +18,7 @@ from draftgauge.core.artefacts import parse_json, read_json_lines
 from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.core.files import append_lines
 from draftgauge.decoding.recorder import Answer
-from draftgauge.models.prompts_text import token_ids
+from draftgauge.models.tokenizer import token_ids
 from draftgauge.pair.prompts import EncodedPrompt
 
 NO_TEXT = "has no text: it was cut while the model was thinking, or calls a tool"

@@ -15,9 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftgauge.core.compressions import UNCOMPRESSED, held_as
 from draftgauge.core.config import convert, type_name
 from draftgauge.core.errors import DraftgaugeError, meant
+from draftgauge.core.parts import UNCOMPRESSED, held_as
 from draftgauge.policies.base import Policy, require_costs
 from draftgauge.policies.fitted import FITTED_HERE, FITTED_SUFFIX, FittedPolicy, fitted_policy, is_fitted, load_fitted
 from draftgauge.traces.costs import CostCurve

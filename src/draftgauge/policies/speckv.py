@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.compressions import LEVELS, UNCOMPRESSED, Compression
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import LEVELS, UNCOMPRESSED, Compression
 from draftgauge.core.signals import Reads, SignalName
 from draftgauge.policies.base import Policy, PolicyBase, Step
 from draftgauge.policies.fitted import bundled_policy, register_fitted

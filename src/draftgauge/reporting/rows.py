@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import current_compression
 from draftgauge.judging.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, evaluate_design
 from draftgauge.judging.fitting.two_source import FITTED
 from draftgauge.judging.replay import Replay, can_replay, replay_fixed_all

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.config import option
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import (
     CHAT,
+    UNCOMPRESSED,
     ChatSpec,
+    Compression,
     CostSpec,
     DeviceSpec,
     DraftSpec,
@@ -294,6 +295,9 @@ class CostsRequest:
             raise DraftgaugeError("--batches must name a number of requests, e.g. 1,4,16")
         if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths:
             raise DraftgaugeError("--lengths and --contexts are numbers of tokens, at least one of 1 or more")
+        for name in ("lengths", "contexts"):  # two equal contexts make no law
+            if len(set(asked := getattr(self, name))) < len(asked):
+                raise DraftgaugeError(f"--{name} names a number twice: name each once, not {','.join(map(str, asked))}")
         if self.start and self.out is None:
             raise DraftgaugeError("name the file of costs to write with --out")
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from draftgauge.core.compressions import current_compression
 from draftgauge.core.config import option
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import (
@@ -18,6 +17,7 @@ from draftgauge.core.parts import (
     WorkersSpec,
     at_least_one,
     check_each_once,
+    current_compression,
 )
 from draftgauge.training.reuse.request import TrainingSpec
 

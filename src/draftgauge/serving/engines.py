@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.compressions import COMPRESSED_BEFORE
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import COMPRESSED_BEFORE
 from draftgauge.policies.ngrams import LEAST, LONGEST
 from draftgauge.policies.spec import FIXED, PolicySpec, compared_policies
 from draftgauge.traces.engine_costs import LOOPS

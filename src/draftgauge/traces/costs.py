@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import map_coordinates
 
 from draftgauge.core.artefacts import Artefact
-from draftgauge.core.compressions import Compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.parts import Compression
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads
 
 BatchTable = tuple[tuple[tuple[float, ...], ...], ...]
@@ -161,7 +161,7 @@ class CostCurve:
             others are not; the last stands for all more. Empty of attention, whose cache is cropped.
         keeps_drafted: whether the drafter keeps what it has taken in of its own accepted tokens, as a language model
             does. Drafters that read the target take in every committed token anew.
-        vocabulary: of the pair, see :func:`draftgauge.models.vocabulary.vocabulary_digest`; empty if not known.
+        vocabulary: of the pair, see :func:`draftgauge.models.tokenizer.vocabulary_digest`; empty if not known.
         pair: fingerprints of target and drafter, ``engine``: of the target; empty if not known.
         experts: of a mixture of experts, how many different ones a layer reads on average to verify 1, 2, ... tokens;
             empty where not counted.

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.artefacts import Artefact
-from draftgauge.core.compressions import COMPRESSIONS, UNCOMPRESSED, Compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
+from draftgauge.core.parts import COMPRESSIONS, UNCOMPRESSED, Compression
 from draftgauge.core.rendering import Rendering
 from draftgauge.traces.costs import AGAIN, CostCurve
 from draftgauge.traces.sampled import with_chances

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.errors import TraceError
+from draftgauge.core.parts import UNCOMPRESSED
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from draftgauge.core.errors import ModelError
-from draftgauge.models.engines.lean_families import LENGTH_DEPENDENT_ROPE
+from draftgauge.models.engines.lean_weights import LENGTH_DEPENDENT_ROPE
 
 _ROPE = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_non_causal")

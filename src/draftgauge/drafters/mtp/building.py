@@ -15,9 +15,8 @@ from draftgauge.drafters.mtp.families import MtpFamily
 from draftgauge.drafters.mtp.files import MARK, announced, headers, heads_of, known_family, read, some
 from draftgauge.drafters.mtp.head import Head, head_config, take_norm
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, decoder_layers, final_norm, text_decoder
 from draftgauge.models.folder import explained
-from draftgauge.models.hidden import decoder_layers, final_norm, text_decoder
 from draftgauge.models.spec import no_bars, no_hints
 
 

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from draftgauge.drafters.anchors import KeysValues
 from draftgauge.drafters.mtp.families import COUNTS, MtpFamily
-from draftgauge.models.hidden import final_norm
+from draftgauge.models.base import final_norm
 from draftgauge.models.spec import attention_kernels, cache_argument
 
 Take = Callable[[int, Tensor, Tensor], KeysValues]

@@ -23,7 +23,7 @@ from draftgauge.drafters.anchors import DEEPEST, AnchorCache, KeysValues, Places
 from draftgauge.drafters.formats.decoder import ChainBranches, DrafterNet
 from draftgauge.drafters.mtp.families import MtpFamily
 from draftgauge.drafters.mtp.head import Head, Take
-from draftgauge.models.hidden import final_norm
+from draftgauge.models.base import final_norm
 
 
 class MtpCache(AnchorCache):

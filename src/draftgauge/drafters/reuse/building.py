@@ -17,7 +17,7 @@ from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseCo
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.rotary import target_rotary
-from draftgauge.models.hidden import final_norm
+from draftgauge.models.base import final_norm
 
 TOLERANCE = 0.02  # of the numbers of parameters of designs that are compared
 

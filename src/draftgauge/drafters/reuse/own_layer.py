@@ -21,8 +21,8 @@ from draftgauge.drafters.mtp.families import trained_family
 from draftgauge.drafters.mtp.head import Head, head_config, take_norm
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
+from draftgauge.models.base import decoder_layers, final_norm, text_decoder
 from draftgauge.models.folder import explained
-from draftgauge.models.hidden import decoder_layers, final_norm, text_decoder
 
 
 class OwnLayerNet(ReuseNet):

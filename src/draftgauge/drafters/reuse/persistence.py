@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftgauge.core.artefacts import Artefact
-from draftgauge.core.compressions import UNCOMPRESSED, current_compression
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, ModelError, warn
 from draftgauge.core.files import atomic_write_bytes, file_sha256, require_writable
+from draftgauge.core.parts import UNCOMPRESSED, current_compression
 from draftgauge.drafters.reuse.building import attach
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet

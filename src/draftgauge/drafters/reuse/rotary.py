@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from draftgauge.models.hidden import text_decoder
+from draftgauge.models.base import text_decoder
 
 Tables = tuple[Tensor, Tensor]
 FIRST_LENGTH = 512

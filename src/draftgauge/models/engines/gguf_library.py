@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import MissingLibraryError, ModelError, warn
 from draftgauge.core.process import BUSY, machine_load
-from draftgauge.models.vocabulary import difference
+from draftgauge.models.tokenizer import difference
 
 INSTALL = "pip install 'draftgauge[gguf]'"
 _ERROR_LEVEL = 4

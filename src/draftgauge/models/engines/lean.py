@@ -27,7 +27,7 @@ Keep = Callable[[int, Tensor], object]
 
 
 class LeanModel:
-    """:class:`~draftgauge.models.base.CachedModel` for ``lean_families.FAMILIES``; its cache grows by doubling.
+    """:class:`~draftgauge.models.base.CachedModel` for ``lean_weights.FAMILIES``; its cache grows by doubling.
 
     Logits agree with transformers' modules up to the rounding of differently ordered sums.
     """

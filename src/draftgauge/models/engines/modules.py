@@ -20,8 +20,7 @@ from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from draftgauge.core.errors import ModelError, is_out_of_memory
-from draftgauge.models.base import BranchSession, HiddenStates, ModelSpec
-from draftgauge.models.hidden import watching
+from draftgauge.models.base import BranchSession, HiddenStates, ModelSpec, watching
 from draftgauge.models.spec import attention_kernels, cache_argument, check_context, check_starts, model_spec
 
 # Layers that keep all keys, with an indexer's where they are chosen from, nothing at all, or states; by the release.

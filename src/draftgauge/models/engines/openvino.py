@@ -25,7 +25,7 @@ from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ModelSpec
 from draftgauge.models.folder import OPENVINO_GRAPH, OPENVINO_IMAGES, OPENVINO_WEIGHTS, check_pointers, read_mapping
 from draftgauge.models.spec import check_context, check_starts, context_of, read_configuration
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import end_tokens
 
 EXPORT = "optimum-cli export openvino --model MODEL --task text-generation-with-past FOLDER"
 FIRST = "first_row"

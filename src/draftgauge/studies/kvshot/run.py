@@ -31,7 +31,7 @@ from draftgauge.drafters.reuse.persistence import load_drafter, read_description
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import release_unused, torch_threads
 from draftgauge.models.loading import load_tokenizer
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import end_tokens
 from draftgauge.studies.kvshot.cells import (
     ANSWERS_NAME,
     CURVE_FOLDER,

@@ -31,8 +31,8 @@ from draftgauge.drafters.reuse.persistence import load_drafter, target_fingerpri
 from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import torch_threads
-from draftgauge.models.prompts_text import encode_with, keep_ends
 from draftgauge.models.taps import batch_features
+from draftgauge.models.tokenizer import encode_with, keep_ends
 from draftgauge.studies.kvshot.cells import KEPT, VALIDATION_NAME, Tuning, Variant, read_kept, training_identity
 from draftgauge.training.reuse.data import load_target
 from draftgauge.training.reuse.prepare import target_config

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.compressions import UNCOMPRESSED
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, PromptError, warn
 from draftgauge.core.files import require_writable_file
+from draftgauge.core.parts import UNCOMPRESSED
 from draftgauge.core.process import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TRAIN, Message, Prompt, for_training, prompts_sha256, read_prompts
@@ -21,9 +21,8 @@ from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import REFERENCE, bundled_questions
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.prompts_text import encode_with
 from draftgauge.models.spec import check_tokens
-from draftgauge.models.vocabulary import end_tokens
+from draftgauge.models.tokenizer import encode_with, end_tokens
 from draftgauge.training.reuse.answers import Answers, check_description, describe, make_answers, read_answers
 from draftgauge.training.reuse.request import TrainingSpec
 

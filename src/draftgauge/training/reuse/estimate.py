@@ -18,8 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.reuse.building import count_parameters
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.models.compression import activation_dtype, on_meta, weight_bytes
-from draftgauge.models.device import choose_device, torch_threads
+from draftgauge.models.device import activation_dtype, choose_device, on_meta, torch_threads, weight_bytes
 from draftgauge.training.optimise import arithmetic
 from draftgauge.training.reuse.answers import Conversation
 from draftgauge.training.reuse.batches import DataOrder, collate, usable

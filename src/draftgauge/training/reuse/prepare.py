@@ -10,15 +10,14 @@ import torch
 from transformers import PreTrainedConfig
 
 from draftgauge.core.artefacts import Artefact
-from draftgauge.core.compressions import current_compression
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import require_writable
+from draftgauge.core.parts import current_compression
 from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.drafters.reuse.building import check_warm_start
 from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.persistence import read_config
-from draftgauge.models.compression import check_compression
-from draftgauge.models.device import check_devices, choose_device, numbered
+from draftgauge.models.device import check_compression, check_devices, choose_device, numbered
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import model_folder
 from draftgauge.models.loading import load_tokenizer
@@ -27,8 +26,7 @@ from draftgauge.models.taps import TapPlan, tap_plan
 from draftgauge.training.reuse.data import existing_answers, source_of
 from draftgauge.training.reuse.features import check_cache_folder
 from draftgauge.training.reuse.request import MTP, TrainingSpec
-from draftgauge.training.reuse.result import CHECKPOINTS
-from draftgauge.training.reuse.tracking import check_tracker
+from draftgauge.training.reuse.tracking import CHECKPOINTS, check_tracker
 from draftgauge.training.world import World, world_here
 
 RUN_NAME = "run.json"

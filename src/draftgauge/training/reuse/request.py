@@ -7,10 +7,18 @@ from math import cos, exp, inf, pi
 from pathlib import Path
 from typing import Any
 
-from draftgauge.core.compressions import UNCOMPRESSED, Compression
 from draftgauge.core.config import option, to_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.parts import ChatSpec, CodeSpec, DeviceSpec, SeedSpec, TeacherSpec, at_least_one
+from draftgauge.core.parts import (
+    UNCOMPRESSED,
+    ChatSpec,
+    CodeSpec,
+    Compression,
+    DeviceSpec,
+    SeedSpec,
+    TeacherSpec,
+    at_least_one,
+)
 from draftgauge.models.tap_rules import TapRule
 
 PRECISIONS = ("auto", "fp32", "bf16")

@@ -26,8 +26,8 @@ from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.engines.lean_families import FAMILIES
-from draftgauge.models.hidden import Part, catching_heads
+from draftgauge.models.base import Part, catching_heads
+from draftgauge.models.engines.lean_weights import FAMILIES
 from draftgauge.models.tap_plan import nearest_full
 from draftgauge.models.tap_rules import default_taps
 from draftgauge.models.taps import batch_features, nowhere

@@ -24,10 +24,10 @@ from draftgauge.training.reuse.data import answers_of, load_target, token_counts
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
 from draftgauge.training.reuse.request import TrainingSpec
-from draftgauge.training.reuse.result import TrainResult, finished
 from draftgauge.training.reuse.start import start_attention
 from draftgauge.training.reuse.statistics import gates_of
 from draftgauge.training.reuse.steps import Report, Training, Watch, arithmetic, autocast
+from draftgauge.training.reuse.tracking import TrainResult, finished
 from draftgauge.training.world import joined
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftgauge.core.errors import PromptError
 from draftgauge.core.rendering import Rendering
-from draftgauge.models.prompts_text import answers_warning, encode_prompt
+from draftgauge.models.tokenizer import answers_warning, encode_prompt
 from tiny import tiny_tokenizer
 
 ASK = {"role": "user", "content": " What is 37 + 45? "}
