@@ -30,8 +30,7 @@ def main() -> None:
     free = tuple(tuple(LOOKUP_SECONDS * n for n in range(len(row))) for row in costs.draft)
     cheap = replace(costs, draft=free, catch_up=(), signals=0.0)
     drafters = {"Qwen2.5-Coder-0.5B": (trace, costs), "lookup": (looked_up(trace), cheap)}
-    rows = rank_rows(drafters)
-    save(RESULTS, "rank-qwen.json", rows)
+    save(RESULTS, "rank-qwen.json", rows := rank_rows(drafters))
     show_ranking(rows)
 
 

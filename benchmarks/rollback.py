@@ -53,9 +53,8 @@ def main() -> None:
     for name in ("attention", "attention, lean"):
         whole = median(recorded[name][1:])
         rows.append({"what": f"recording, beside {name}", "seconds": took, "beside": whole, "ratio": took / whole})
-    print(
-        "\n".join(f"{row['what']}: {row['seconds']:.4f} of {row['beside']:.4f} s, {row['ratio']:.3f}" for row in rows)
-    )
+    for row in rows:
+        print(f"{row['what']}: {row['seconds']:.4f} of {row['beside']:.4f} s, {row['ratio']:.3f}")
     save(RESULTS, "rollback.json", [row | {"layers": LAYERS, "width": WIDTH} for row in rows])
 
 

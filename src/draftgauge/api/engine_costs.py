@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
@@ -12,7 +13,9 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.core.verb import verb
 from draftgauge.pair.started_costs import started_costs
 from draftgauge.requests import CostsRequest
+from draftgauge.serving.dspark_tables import StepTable, costs_of_table, table_of_costs
 from draftgauge.serving.forward_bench import CONTEXTS, calibrated, cases_document, costs_of_results
+from draftgauge.traces.engine_costs import load_engine_costs
 
 
 @verb(CostsRequest)
@@ -23,13 +26,15 @@ def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[st
         Of cases one row each: ``case``, and the ``command`` that runs them all. Of costs one row a batch size and
         length: ``batch``, ``length``, ``context``, ``verify_seconds`` and ``draft_seconds``. What a further token of
         text costs is ``context_seconds`` and ``draft_context_seconds``, with ``context_error``. ``beyond_seconds`` is
-        what a served step takes beyond its forward pass.
+        what a served step takes beyond its forward pass. Of SGLang's table, ``step_seconds`` and ``table_error``.
 
     Raises:
         DraftgaugeError: for results of another version, or of cases that do not match. Also for a server that does not
             start, or ignores its length.
     """
-    if request.engine != "vllm" and not request.start:
+    if request.from_costs is not None and request.out is not None:
+        return _written_table(request.from_costs, request.out)
+    if request.engine not in ("vllm", "sglang") and not request.start:
         raise DraftgaugeError(f"cases are for vLLM's bench forward: measure {request.engine} with --start")
     if request.cases is not None:
         require_writable_file(request.cases)
@@ -37,18 +42,22 @@ def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[st
         atomic_write_text(request.cases, json.dumps(document, indent=1) + "\n")
         command = _commands(document["cases"], str(request.cases))
         return [{"case": case["name"], "command": command} for case in document["cases"]]
-    if request.out is None or not (request.start or (request.target_alone and request.with_drafter)):
+    results = request.dspark_table or (request.target_alone and request.with_drafter)
+    if request.out is None or not (request.start or results):
         raise DraftgaugeError(
             "name --start to measure a server, --cases to write, or the results --target-alone and --with-drafter with "
             "--out"
         )
     require_writable_file(request.out)
-    if request.target_alone is None or request.with_drafter is None:
-        measured, longest = started_costs(request, progress), max(request.lengths)  # beyond, lines go on
+    longest = max(request.lengths)  # beyond, lines go on
+    if request.dspark_table is not None and request.served is not None:
+        measured = costs_of_table(request.dspark_table, request.served, request.batches, request.lengths)
+    elif request.target_alone is None or request.with_drafter is None:
+        measured = started_costs(request, progress)
     else:
         measured = costs_of_results(request.target_alone, request.with_drafter)
         longest = len(measured.draft[0]) - 1
-    made = measured if request.served is None else calibrated(measured, request.served)
+    made = measured if request.served is None or request.dspark_table else calibrated(measured, request.served)
     made.validate()
     made.save(request.out)
     law = {name: getattr(made, name) for name in ("context", "context_seconds", "draft_context_seconds")}
@@ -57,6 +66,20 @@ def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[st
         {"batch": batch, "length": length, "verify_seconds": verify[length], "draft_seconds": draft[length], **law}
         for batch, verify, draft in zip(made.batches, made.verify, made.draft, strict=True)
         for length in range(longest + 1)
+    ]
+
+
+def _written_table(costs: Path, out: Path) -> list[dict[str, Any]]:
+    """The costs as SGLang's table, and how far that is off."""
+    if (known := load_engine_costs(costs, "sglang")) is None:
+        raise DraftgaugeError(f"{costs} holds no costs of an engine: see docs/serving.md")
+    document, error = table_of_costs(known)
+    atomic_write_text(out, json.dumps(document, indent=1) + "\n")
+    table = StepTable(**document)
+    return [
+        {"batch": b, "length": k, "step_seconds": table.seconds(b, b * (1 + k)), "table_error": error}
+        for b in known.batches
+        for k in range(len(known.verify[0]))
     ]
 
 

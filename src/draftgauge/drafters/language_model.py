@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +34,7 @@ from draftgauge.models.tokenizer import check_same_vocabulary
 from draftgauge.verification import Sampling
 
 
-class FollowsWithModel:
+class FollowsWithModel(ABC):
     """A smaller model that shares the target's tokenizer, whose cache follows the committed text.
 
     The next ``propose`` first processes the committed tokens that are missing. Once the text is longer than the draft
@@ -77,6 +79,19 @@ class FollowsWithModel:
         uploaded = upload(tokens, self.model.spec.device)
         return uploaded if self._last is None else uploaded.clamp_(max=self._last)
 
+    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
+        limit = self._within_context(limit)
+        return self._builder.build(*self._drafting(limit), limit, keep_drafting, reads) if limit > 0 else Draft([])
+
+    def propose_unread(self, limit: int) -> UnreadDraft | None:
+        limit = self._within_context(limit)
+        readable = limit > 0 and self.model.spec.keeps_on_device
+        return self._builder.build_unread(*self._drafting(limit), limit) if readable else None
+
+    @abstractmethod
+    def _drafting(self, limit: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Logits ``[1, vocabulary]`` of the first drafted token, and what gives those after a drafted one."""
+
     def _logits(self, tokens: Tensor, last_only: bool = True) -> Tensor:
         logits = self.model.forward(tokens, last_only=last_only)
         return logits if self._vocabulary is None else logits[:, : self._vocabulary]
@@ -88,19 +103,8 @@ class LanguageModelDrafter(FollowsWithModel):
     def keeps_drafted(self) -> bool:
         return True
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        limit = self._within_context(limit)
-        if limit <= 0:
-            return Draft([])
-        first = self._logits(self._readable(self._text[self.model.length :]))
-        return self._builder.build(first, self._logits, limit, keep_drafting, reads)
-
-    def propose_unread(self, limit: int) -> UnreadDraft | None:
-        limit = self._within_context(limit)
-        if limit <= 0 or not self.model.spec.keeps_on_device:
-            return None
-        first = self._logits(self._readable(self._text[self.model.length :]))
-        return self._builder.build_unread(first, self._logits, limit)
+    def _drafting(self, limit: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return self._logits(self._readable(self._text[self.model.length :])), self._logits
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         agreed = len(self._text) + accepted

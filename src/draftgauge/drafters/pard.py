@@ -7,6 +7,7 @@ do not depend on its length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
-from draftgauge.drafters.base import Draft, Drafting, KeepDrafting, LoadOptions, Source, UnreadDraft, register_drafter
+from draftgauge.drafters.base import Drafting, LoadOptions, Source, register_drafter
 from draftgauge.drafters.dense import (
     CHUNK,
     DenseDrafts,
@@ -58,19 +58,9 @@ class PardDrafter(FollowsWithModel):
     def keeps_drafted(self) -> bool:
         return False
 
-    def propose(self, limit: int, keep_drafting: KeepDrafting | None, reads: Reads = OF_DRAFTED_TOKENS) -> Draft:
-        limit = self._within_context(limit)
-        if limit <= 0:
-            return Draft([])
+    def _drafting(self, limit: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         rows = iter(self._block(limit))
-        return self._builder.build(next(rows), lambda _: next(rows), limit, keep_drafting, reads)
-
-    def propose_unread(self, limit: int) -> UnreadDraft | None:
-        limit = self._within_context(limit)
-        if limit <= 0 or not self.model.spec.keeps_on_device:
-            return None
-        rows = iter(self._block(limit))
-        return self._builder.build_unread(next(rows), lambda _: next(rows), limit)
+        return next(rows), lambda _: next(rows)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         self._text += tokens

@@ -269,9 +269,9 @@ class BenchServersRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CostsRequest:
-    """Say what a step costs in an engine: from servers started here, or from vLLM's 'bench forward'."""
+    """Say what a step costs in an engine: from servers started here, vLLM's 'bench forward', or SGLang's tables."""
 
-    engine: str = option("vllm", short="-e", help="vllm, whose 0.33 has 'bench forward', or llama-server.")
+    engine: str = option("vllm", short="-e", help="vllm, whose 0.33 has 'bench forward', llama-server or sglang.")
     start: bool = option(False, help="start the engine's server here at every length, measure its steps, and stop it.")
     target: str | None = option(None, help="the model that a server that is started serves.")
     start_with: StartSpec = StartSpec()
@@ -286,11 +286,18 @@ class CostsRequest:
     served: float | None = option(
         None, help="seconds of a served step without drafts, at the smallest batch and context, to calibrate by."
     )
+    dspark_table: Path | None = option(None, help="SGLang's table of DSpark steps, to make costs of with --served.")
+    from_costs: Path | None = option(None, help="costs of SGLang, to write to --out as its table of DSpark steps.")
     out: Path | None = option(None, help="the file of costs to write, for --costs of advise.")
 
     def __post_init__(self) -> None:
         _check_batches(self.batches)
         positive(self, "served")
+        tables = [path for path in (self.dspark_table, self.from_costs) if path is not None]
+        if (len(tables) == 1) != (self.engine == "sglang") or (tables and self.out is None):
+            raise DraftgaugeError("with --engine sglang name --dspark-table (with --served) or --from-costs, and --out")
+        if self.dspark_table is not None and self.served is None:
+            raise DraftgaugeError("a table of DSpark steps holds no plain step: measure one and give it with --served")
         if not self.batches:
             raise DraftgaugeError("--batches must name a number of requests, e.g. 1,4,16")
         if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths:
