@@ -4,6 +4,7 @@ without them, for every family."""
 from __future__ import annotations
 
 import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+from command_line import refusal
 from draftgauge.core.errors import ModelError
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.drafters import anchors
@@ -26,7 +28,7 @@ from draftgauge.models.taps import TapPlan, attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
 from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law
 from mtp_heads import save_with_heads
-from tiny import tiny_model, tokens
+from tiny import tiny_model, tiny_tokenizer, tokens
 
 VOCABULARY = 8
 # Families, and how many heads; those of transformers' own MTP code first.
@@ -181,3 +183,17 @@ def test_an_unknown_family_is_told_what_was_found(tmp_path: Path) -> None:
     save_file({"mtp.fc.weight": torch.zeros(2, 4)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"of llama targets are not run here: .* holds mtp\.fc\.weight, and wanted"):
         drafter_of(wrap(tiny_model("llama")), tmp_path)
+
+
+def test_a_target_without_heads_is_refused_before_it_is_loaded(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made("qwen3_5_text")
+    shutil.copytree(folder, bare := tmp_path / "bare")
+    held = {name: each for name, each in load_file(folder / "model.safetensors").items() if not name.startswith("mtp.")}
+    save_file(held, bare / "model.safetensors")
+    tiny_tokenizer().save_pretrained(bare)
+    monkeypatch.setattr("draftgauge.pair.loading.load_model", lambda *_: pytest.fail("it was loaded"))
+    for target, message in ((bare, "holds no MTP head"), ("reference", "MTP heads of qwen3 targets are not run here")):
+        asked = ("--target", target, "--drafter", "mtp", "--out", tmp_path / "run")
+        assert message in refusal("profile", *asked)

@@ -115,7 +115,7 @@ def compare_rows(runs: Sequence[Run], live: Mapping[Run, Row], judged: JudgedSpe
         rows[run] |= {**columns("gain", ratio.gain), "level": ratio.level}
     rows[order[0]] |= {
         "deploy": _deploy(order[0], live.get(order[0], {}).get("live_policy"), best, designs, judged.tasks),
-        "verdict": _verdict([rows[run] for run in order], measured),
+        "verdict": " ".join(_said([rows[run] for run in order], measured)),
     }
     return [rows[run] for run in order]
 
@@ -273,13 +273,9 @@ def _deploy(
     return flags_of(engine, PLAIN if setting in NOT_DRAFTING else setting, deployment, run.folder, learn, tasks)
 
 
-def _verdict(rows: Sequence[Row], measured: str) -> str:
+def _said(rows: Sequence[Row], measured: str) -> Iterator[str]:
     """Which run to deploy, how sure that is, and what it does to outputs."""
-    return " ".join(_said(rows, measured, "live" if measured.startswith("live") else "replayed"))
-
-
-def _said(rows: Sequence[Row], measured: str, how: str) -> Iterator[str]:
-    first = rows[0]
+    first, how = rows[0], "live" if measured.startswith("live") else "replayed"
     setting = first["live_policy"] if how == "live" else first["policy"]
     yield f"Deploy {first['run']} with {setting}: {first[measured]:.3g} tokens a second, {how}."
     for second in rows[1:2]:

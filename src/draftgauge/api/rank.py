@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from draftgauge.api.bench import bench
 from draftgauge.api.compare import compare_rows
 from draftgauge.api.profile import AskedPrompt, record_runs
 from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory, warn
 from draftgauge.core.files import require_writable
-from draftgauge.core.parts import COMPRESSED_BEFORE, COMPRESSIONS
+from draftgauge.core.parts import COMPRESSED_BEFORE, COMPRESSIONS, UNCOMPRESSED
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import first_in_turn
 from draftgauge.core.verb import verb
@@ -163,9 +162,12 @@ def record_alike(request: RankRequest, progress: Progress) -> tuple[RankRequest,
             failed[drafter] = str(error)
             warn(f"{drafter} is left out: {error}")
 
+    loading = request.loading
+    options = LoadOptions(UNCOMPRESSED, None, "auto", loading.trust_remote_code, loading.allow_pickle, target)
     for drafter in folders:  # before hours are spent on the others
         with left_out(drafter):
-            _check(request, drafter, tokenizer)
+            name, source = choose_drafter(_recorded_as(drafter))
+            drafter_kind(name).check(source, tokenizer, options)
     for drafter, run in folders.items():
         if drafter not in failed:
             with left_out(drafter):
@@ -277,13 +279,6 @@ def _pair_spec(request: RankRequest, drafter: str) -> PairSpec:
 
 def _recorded_as(drafter: str) -> str:
     return LOOKUPS[0] if drafter in ENGINE_RULES else drafter
-
-
-def _check(request: RankRequest, drafter: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    name, source = choose_drafter(_recorded_as(drafter))
-    loading = request.loading
-    options = LoadOptions(trust_remote_code=loading.trust_remote_code, allow_pickle=loading.allow_pickle)
-    drafter_kind(name).check(source, tokenizer, options)
 
 
 def _record(request: RankRequest, drafter: str, run: Path, known: Run | None, progress: Progress) -> None:

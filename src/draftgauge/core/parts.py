@@ -135,7 +135,7 @@ CHAT = "put text through the chat template as a user's message, or take it as it
 
 
 def check_each_once(kind: str, names: Sequence[object]) -> None:
-    if not names or len(set(names)) < len(names):
+    if not names or "" in names or len(set(names)) < len(names):
         listed = ", ".join(map(str, names)) or "none at all"
         raise DraftgaugeError(f"name at least one {kind}, and each once, not {listed}")
 

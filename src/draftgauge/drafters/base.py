@@ -178,7 +178,7 @@ LANGUAGE_MODEL = "language_model"  # which drafts where no other kind recognises
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How the models of a pair are loaded; see :func:`~draftgauge.models.loading.load_model`.
+    """How models of a pair are loaded (:func:`~draftgauge.models.loading.load_model`), and where the ``target`` lies.
 
     ``compression`` is the target's: a draft model is held in the same half precision, and never quantised.
     """
@@ -188,6 +188,7 @@ class LoadOptions:
     engine: str = "auto"
     trust_remote_code: bool = False
     allow_pickle: bool = False
+    target: str = ""
 
 
 class Drafting(NamedTuple):

@@ -40,7 +40,7 @@ def acceptance_by_depth(trace: Trace, *, resamples: int = RESAMPLES) -> list[Row
                     "compression": trace.compression,
                     "task": task,
                     "depth": depth,
-                    **{key: _defined(value) for key, value in columns("alpha", rate).items()},
+                    **{key: None if math.isnan(value) else value for key, value in columns("alpha", rate).items()},
                     "positions": round(below[chosen].sum()),
                 }
             )
@@ -54,7 +54,3 @@ def sums_by_depth(trace: Trace) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]
     reach, acceptance = map(np.nan_to_num, path_chances(trace))
     reached, accepted = ([sum_by_prompt(number, part, count) for part in of.T] for of in (reach, reach * acceptance))
     return reached, accepted
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -158,8 +158,8 @@ def load_pair(spec: PairSpec) -> Pair:
         raise DraftgaugeError(f"a pair is loaded at one compression, not at {', '.join(spec.compression)}: name one")
     (compression,) = labelled(spec).compression
     loading, engine, trusted = spec.loading, spec.loading.engine, spec.loading.trust_remote_code
-    options = LoadOptions(compression, loading.draft_device, engine, trusted, loading.allow_pickle)
     target = target_of(spec)
+    options = LoadOptions(compression, loading.draft_device, engine, trusted, loading.allow_pickle, target)
     tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
     if is_gguf(target):
         check_gguf_vocabulary(tokenizer, Path(target), "target")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.building import PLAIN
 from draftgauge.drafters.mtp.families import MtpFamily
-from draftgauge.drafters.mtp.files import MARK, announced, headers, heads_of, known_family, read, some
+from draftgauge.drafters.mtp.files import MARK, Stored, announced, headers, heads_of, known_family, read, some
 from draftgauge.drafters.mtp.head import Head, head_config, take_norm
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
 from draftgauge.models.base import CachedModel, decoder_layers, final_norm, text_decoder
@@ -28,9 +28,17 @@ def build_mtp(source: str | Path, target: CachedModel) -> MtpNet:
     """
     if target.module is None:
         raise ModelError(f"an MTP head reads its target's hidden states, and the GGUF file {source} shows none")
-    text, found = target.module.config.get_text_config(), headers(source)
-    name, family = known_family(text.model_type, found, source)
     layers = len(decoder_layers(target.module))
+    name, family, stored = stored_heads(source, target.module.config.get_text_config(), layers)
+    heads = [_head(source, family, number, read(own), target) for number, own in enumerate(stored)]
+    longest = None if family.reused and len(heads) == 1 else len(heads)
+    return MtpNet(MtpLayout(f"mtp-{name}", (layers - 1,), longest), family, heads, target.module)
+
+
+def stored_heads(source: str | Path, text: Any, layers: int) -> tuple[str, MtpFamily, list[dict[str, Stored]]]:
+    """The family and the heads that headers show, for a target with this configuration and number of layers."""
+    found = headers(source)
+    name, family = known_family(text.model_type, found, source)
     stored, wanted = heads_of(family, found, layers), announced(text)
     if not stored:
         parts = some(family.named(0, layers).values())
@@ -45,9 +53,7 @@ def build_mtp(source: str | Path, target: CachedModel) -> MtpNet:
             f"{source} holds {len(stored)} of the {wanted} MTP heads that its configuration announces: download the "
             "rest, or take the original checkpoint"
         )
-    heads = [_head(source, family, number, read(own), target) for number, own in enumerate(stored)]
-    longest = None if family.reused and len(heads) == 1 else len(heads)
-    return MtpNet(MtpLayout(f"mtp-{name}", (layers - 1,), longest), family, heads, target.module)
+    return name, family, stored
 
 
 def _head(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import file_sha256
 from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.formats.live import CheckpointDrafter
-from draftgauge.drafters.mtp.building import build_mtp
+from draftgauge.drafters.mtp.building import build_mtp, stored_heads
 from draftgauge.drafters.mtp.files import MARK, headers, is_extracted
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
 from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
@@ -17,6 +19,8 @@ from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.persistence import is_mtp_head, load_drafter, read_description
 from draftgauge.models.base import CachedModel
+from draftgauge.models.folder import is_gguf, resolve_source
+from draftgauge.models.spec import read_configuration
 from draftgauge.models.tap_plan import TapPlan
 from draftgauge.models.taps import Taps
 
@@ -64,6 +68,13 @@ class MtpSource(DraftSource):
     @classmethod
     def resolve(cls, source: Source) -> Source:
         return source  # none: out of the target's own files
+
+    @classmethod
+    def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:
+        own = options.target if source is None else source
+        if options.target and not is_gguf(options.target) and not is_mtp_head(own):
+            text = read_configuration(options.target, options.trust_remote_code).get_text_config()
+            stored_heads(resolve_source(own), text, text.num_hidden_layers)
 
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> MtpSource:

@@ -14,7 +14,7 @@ import numpy as np
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.judging.acceptance import sums_by_depth
 from draftgauge.judging.statistics.bootstrap import columns
-from draftgauge.judging.statistics.crossed import Counts, Floats, alpha_intervals, difference, interval, retention
+from draftgauge.judging.statistics.crossed import Counts, alpha_intervals, difference, interval, retention
 from draftgauge.traces.trace import Trace
 
 DEPTHS = 7
@@ -45,7 +45,7 @@ def decay_rows(traces: Mapping[str, Trace]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"drafter": drafter, "prompts": len(traces[drafter].prompts), "compared_depth": depth}
         for number, alpha in enumerate(alpha_intervals(counts[drafter]), start=1):
             row |= columns(f"alpha_{number}", alpha) if number <= deepest[drafter] else {f"alpha_{number}": None}
-        row |= columns("loss", interval(shared[drafter], _loss))
+        row |= columns("loss", interval(shared[drafter], lambda alpha: np.asarray(alpha[..., 0] - alpha[..., -1])))
         row |= columns("retention", interval(shared[drafter], retention))
         if following is not None:
             row |= columns("retention_behind", difference(shared[drafter], shared[following], retention))
@@ -70,7 +70,3 @@ def decay_said(rows: Sequence[Mapping[str, Any]]) -> str:
 def _counts(trace: Trace) -> Counts:
     reached, accepted = (np.stack(sums, -1)[None, :, :DEPTHS] for sums in sums_by_depth(trace))
     return Counts(reached, accepted)
-
-
-def _loss(alpha: Floats) -> Floats:
-    return np.asarray(alpha[..., 0] - alpha[..., -1])
