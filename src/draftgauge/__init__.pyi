@@ -94,7 +94,8 @@ def costs(
     kind: _Text | None = None, program: _Text | None = None, cases: _Text | None = None,
     lengths: _Text | Sequence[int] = (1, 2, 4, 8), batches: _Text | Sequence[int] = (1, 4, 16),
     contexts: _Text | Sequence[int] = (), target_alone: _Text | None = None, with_drafter: _Text | None = None,
-    served: float | None = None, out: _Text | None = None, progress: Callable[[str, int, int], None] = ...,
+    served: float | None = None, dspark_table: _Text | None = None, from_costs: _Text | None = None,
+    out: _Text | None = None, progress: Callable[[str, int, int], None] = ...,
 ) -> Rows:
     """Measure a step in servers started here. For ``vllm bench forward``: write its cases, or read its two results."""
 

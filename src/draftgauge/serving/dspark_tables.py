@@ -54,7 +54,7 @@ def costs_of_table(path: Path, served: float, batches: Sequence[int], lengths: S
     document = read_json(path, "table of DSpark steps", error=TraceError)
     parts = isinstance(document, dict) and "bias_seconds" in document
     try:
-        table: StepTable | RateTable = from_mapping(StepTable if parts else RateTable, document, "a table")
+        table: StepTable | RateTable = from_mapping(StepTable, document) if parts else from_mapping(RateTable, document)
         batches, columns = sorted(set(batches)), range(max(lengths) + 1)
         steps = np.array([[table.seconds(batch, batch * (1 + k)) for k in columns] for batch in batches])
         probes = (table.bs_probes, table.m_probes) if isinstance(table, StepTable) else (table.sample_batch_tokens,)
