@@ -253,17 +253,9 @@ def served_table(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---|---|---:|---|---:|---|---:|---:|"
     for cell in dict.fromkeys((row["drafter"], row["prompts"], row["at_once"]) for row in rows):
         own = [row for row in rows if (row["drafter"], row["prompts"], row["at_once"]) == cell]
-        named, best = (next(row for row in own if found(row)) for found in (_advised, _best))
+        named, best = next(row for row in own if row["advised"]), next(row for row in own if row["of_best"] == 1)
         shown = [f"`{row['setting']}` | {row['tokens_per_second']:.1f}" for row in (named, best)]
         yield f"| {' | '.join(map(str, cell))} | {' | '.join(shown)} | {named['of_best']:.2f} |"
-
-
-def _advised(row: Row) -> bool:
-    return bool(row["advised"])
-
-
-def _best(row: Row) -> bool:
-    return bool(row["of_best"] == 1)
 
 
 def batches_table(rows: Sequence[Row]) -> Iterator[str]:
