@@ -294,7 +294,7 @@ class CostsRequest:
         _check_batches(self.batches)
         positive(self, "served")
         tables = [path for path in (self.dspark_table, self.from_costs) if path is not None]
-        if (len(tables) == 1) != (self.engine == "sglang") or (tables and self.out is None):
+        if not self.start and ((len(tables) == 1) != (self.engine == "sglang") or (tables and self.out is None)):
             raise DraftgaugeError("with --engine sglang name --dspark-table (with --served) or --from-costs, and --out")
         if self.dspark_table is not None and self.served is None:
             raise DraftgaugeError("a table of DSpark steps holds no plain step: measure one and give it with --served")
