@@ -29,7 +29,7 @@ LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 LIMITS = (
     ("src/draftgauge/**/*.py", LINES, 42_200),
     ("tests/**/*.py", LINES, 30_200),
-    ("benchmarks/**/*.py", LINES, 3_100),
+    ("benchmarks/**/*.py", LINES, 3_080),
     ("README.md", LINES, 130),
     ("README.md", WORDS, 800),
     ("ARCHITECTURE.md", LINES, 120),
