@@ -63,14 +63,16 @@ def test_costs_written_as_a_table_give_themselves_back(tmp_path: Path) -> None:
         (TABLE | {"more": 1}, 0.008, "unknown key 'more'"),
         (RATES | {"sample_steps_per_sec": [0.0, 1.0, 1.0]}, 0.008, "is no table of DSpark steps"),
         ([], 0.008, "is no table of DSpark steps"),
+        (TABLE, 0.008, "ends at 4 requests and 16 tokens"),  # beyond it steps would look free
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, table: object, served: float, message: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table))
-    said = refusal(
-        "costs", "-e", "sglang", "--dspark-table", path, "--served", served, "--out", tmp_path / "costs.json"
-    )
-    assert message in said
-    assert "--served" in refusal("costs", "-e", "sglang", "--dspark-table", path, "--out", tmp_path / "costs.json")
+    asked = ("costs", "-e", "sglang", "--dspark-table", path, "--out")
+    shape = () if message.startswith("ends at") else ("--batches=1,4", "--lengths=3")
+    assert message in refusal(*asked, tmp_path / "costs.json", "--served", served, *shape)
+    assert "--served" in refusal(*asked, tmp_path / "costs.json")
+    assert "a new --out" in refusal(*asked, path, "--served", "0.008")  # which would replace the table
+    assert "--engine sglang" in refusal(*asked, tmp_path / "costs.json", "--served", 1, "--cases", tmp_path / "x.json")
     assert "--engine sglang" in refusal("costs", "--dspark-table", path, "--served", 1, "--out", tmp_path / "c.json")

@@ -73,14 +73,10 @@ def _written_table(costs: Path, out: Path) -> list[dict[str, Any]]:
     """The costs as SGLang's table, and how far that is off."""
     if (known := load_engine_costs(costs, "sglang")) is None:
         raise DraftgaugeError(f"{costs} holds no costs of an engine: see docs/serving.md")
-    document, error = table_of_costs(known)
+    document, off = table_of_costs(known)
     atomic_write_text(out, json.dumps(document, indent=1) + "\n")
-    table = StepTable(**document)
-    return [
-        {"batch": b, "length": k, "step_seconds": table.seconds(b, b * (1 + k)), "table_error": error}
-        for b in known.batches
-        for k in range(len(known.verify[0]))
-    ]
+    table, at = StepTable(**document), [(b, k) for b in known.batches for k in range(len(known.verify[0]))]
+    return [{"batch": b, "length": k, "step_seconds": table.seconds(b, b + b * k), "table_error": off} for b, k in at]
 
 
 def _commands(cases: list[dict[str, Any]], path: str) -> str:

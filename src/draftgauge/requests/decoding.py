@@ -294,10 +294,9 @@ class CostsRequest:
         _check_batches(self.batches)
         positive(self, "served")
         tables = [path for path in (self.dspark_table, self.from_costs) if path is not None]
-        if not self.start and ((len(tables) == 1) != (self.engine == "sglang") or (tables and self.out is None)):
-            raise DraftgaugeError("with --engine sglang name --dspark-table (with --served) or --from-costs, and --out")
-        if self.dspark_table is not None and self.served is None:
-            raise DraftgaugeError("a table of DSpark steps holds no plain step: measure one and give it with --served")
+        whole = self.cases is None and self.out not in (None, *tables) and (self.from_costs or self.served)
+        if not self.start and ((len(tables) == 1) != (self.engine == "sglang") or (tables and not whole)):
+            raise DraftgaugeError("--engine sglang wants --dspark-table, --served or --from-costs, and a new --out")
         if not self.batches:
             raise DraftgaugeError("--batches must name a number of requests, e.g. 1,4,16")
         if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths:

@@ -62,6 +62,9 @@ def costs_of_table(path: Path, served: float, batches: Sequence[int], lengths: S
             raise TraceError("probes must increase, and steps take a time")
     except (DraftgaugeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise TraceError(f"{path} is no table of DSpark steps as SGLang 0.5.23 writes them: {error}") from error
+    most = [of[-1] for of in probes] if isinstance(table, StepTable) else [table.max_batch_tokens] * 2
+    if batches[-1] > most[0] or batches[-1] * len(columns) > most[1]:
+        raise TraceError(f"{path} ends at {most[0]} requests and {most[1]} tokens: name fewer --batches and --lengths")
     if not served < steps[0, 0]:
         raise TraceError(f"{path}: a step of {batches[0]} takes {steps[0, 0]:g} s with drafting, served {served:g} s")
     drafting = float(steps[0, 0]) - served
