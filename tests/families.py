@@ -35,7 +35,7 @@ from draftgauge.drafters.dense import draft_densely, draft_position_by_position
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.files import read_config
 from draftgauge.drafters.formats.live import CheckpointDrafter
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, layer_count
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.spec import cache_argument
 from draftgauge.models.taps import TapPlan, attach_taps, ordered, tap_plan
@@ -124,7 +124,7 @@ def decoding(model: PreTrainedModel, target: CachedModel, expected: list[int]) -
 def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
     """Whether taps of the loaded model are what transformers shows of the built one, or why there are none."""
     config, text = model.config.get_text_config(), torch.tensor(PROMPT)
-    last = config.num_hidden_layers - 1
+    last = layer_count(config) - 1
     try:
         plan = (
             tap_plan(config, False, True) if keys else tap_plan(config, True, False, [0, max(0, last - 1)][: last or 1])
@@ -163,7 +163,7 @@ def imported(kind: str) -> str:
     except Exception:
         return "not built at this width"
     target = wrap(model)
-    if model.config.get_text_config().num_hidden_layers != FOR_FIXTURES[-1][0]:
+    if layer_count(model.config.get_text_config()) != FOR_FIXTURES[-1][0]:
         return "not built at this width"
     for name in FIXTURES:
         folder = ROOT / "tests" / "drafters" / "checkpoints" / name

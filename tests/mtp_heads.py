@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.drafters.mtp.building import head_config
 from draftgauge.drafters.mtp.families import COUNTS, MtpFamily, family_of
-from draftgauge.models.base import text_decoder
+from draftgauge.drafters.mtp.head import head_class, head_config
+from draftgauge.models.base import layer_count
 from tiny_families import tiny_family
 
 SMALL = [(2, "num_hidden_layers n_layers num_layers"), (8, "vocab_size")]
@@ -32,8 +32,9 @@ def head_tensors(target: PreTrainedModel, heads: int = 1, seed: int = 1) -> dict
 
 def _head(target: PreTrainedModel, family: MtpFamily, number: int) -> dict[str, Tensor]:
     text = target.config.get_text_config()
-    layers, width = text.num_hidden_layers, text.hidden_size
-    decoder = type(text_decoder(target))(head_config(text, family))
+    layers, width = layer_count(text), text.hidden_size
+    config = head_config(text, family)
+    decoder = head_class(target, config)(config)
     around = 0.0 if family.one_plus else 1.0
     tensors: dict[str, Tensor] = {}
     for part, name in family.named(number, layers).items():
@@ -46,7 +47,8 @@ def _head(target: PreTrainedModel, family: MtpFamily, number: int) -> dict[str, 
             if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
                 weight = 0.2 * weight
             _, at, rest = name.split(".", 2)
-            for key, each in as_written(f"{family.prefixes(number, layers)[int(at)]}{rest}", weight):
+            written = f"transformer_layer.{rest}" if text.model_type == "longcat_flash" and "mlp" in rest else rest
+            for key, each in as_written(f"{family.prefixes(number, layers)[int(at)]}{written}", weight):
                 tensors[key] = each.clone()
     return tensors
 

@@ -34,7 +34,7 @@ VOCABULARY = 8
 # Families, and how many heads; those of transformers' own MTP code first.
 OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "sarvam_moe", "deepseek_v3:3", "sarvam_mla", "mellum", "bailing_hybrid")
 OTHERS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen2", "mimo_v2_flash:3", "step3p7:2", "nemotron_h")
-OTHERS += ("ernie4_5", "hy_v3")
+OTHERS += ("ernie4_5", "hy_v3", "longcat_flash")
 
 
 @pytest.fixture(scope="module")
@@ -83,36 +83,60 @@ def test_logits_are_those_of_transformers(made: Any, kind: str) -> None:
 
 
 @torch.no_grad()
-def test_logits_are_those_of_layers_of_qwen3_5(made: Any) -> None:
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
-
-    folder, target = made("qwen3_5_text")
-    model, states = target.module, torch.empty(0)
-    stored, text = load_file(folder / "model.safetensors"), tokens(14, vocabulary=VOCABULARY)
-    config = model.config.__class__(**model.config.to_dict() | {"layer_types": ["full_attention"] * 4})
-    config._attn_implementation = "eager"
-    layer, width = Qwen3_5DecoderLayer(config, 0), config.hidden_size
-    parts = nn.ModuleDict(
-        {
-            name: Qwen3_5RMSNorm(width, config.rms_norm_eps)
-            for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-        }
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "longcat_flash"])
+def test_logits_are_those_of_layers_of_the_family(made: Any, kind: str) -> None:
+    folder, target = made(kind)
+    model, states, text = target.module, torch.empty(0), tokens(14, vocabulary=VOCABULARY)
+    names, parts, layer = (of_qwen3_5 if kind == "qwen3_5_text" else of_longcat)(model.config)
+    parts.load_state_dict(
+        {name[4:]: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name[:4] == "mtp."}
     )
-    parts["fc"], parts["layers"] = nn.Linear(2 * width, width, bias=False), nn.ModuleList([layer])
-    parts.load_state_dict({name[4:]: tensor for name, tensor in stored.items() if name.startswith("mtp.")})
     hidden = model.model(text[None, :-1]).last_hidden_state
     following, logits, drafted = text[None, 1:], [], torch.tensor([3, 1, 2])
     for depth in range(3):  # without a cache: all pairs at every depth
         if depth:
             hidden = torch.cat((hidden, states[:, -1:]), 1)
             following = torch.cat((following, drafted[None, depth - 1 : depth]), 1)
-        both = parts["pre_fc_norm_embedding"](model.model.embed_tokens(following)), parts["pre_fc_norm_hidden"](hidden)
+        embedding_norm, hidden_norm, fc = (parts.get_submodule(name) for name in names)
+        both = embedding_norm(model.model.embed_tokens(following)), hidden_norm(hidden)
         size = hidden.shape[1]
         mask = torch.full((size, size), -1e9).triu(1)[None, None]
         tables = model.model.rotary_emb(hidden, torch.arange(size)[None])
-        states = parts["norm"](layer(parts["fc"](torch.cat(both, -1)), tables, mask, cache=DynamicCache()))
+        states = parts["norm"](layer(fc(torch.cat(both, -1)), tables, mask))
         logits.append(model.lm_head(states[0, -1:]))
     torch.testing.assert_close(our_logits(target, text, drafted), torch.cat(logits), rtol=1e-4, atol=1e-4)
+
+
+def of_qwen3_5(own: Any) -> tuple[tuple[str, ...], nn.ModuleDict, Any]:
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+
+    config = own.__class__(**own.to_dict() | {"layer_types": ["full_attention"] * 4})
+    config._attn_implementation = "eager"
+    names, width = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc"), config.hidden_size
+    parts = nn.ModuleDict({name: Qwen3_5RMSNorm(width, config.rms_norm_eps) for name in (*names[:2], "norm")})
+    layer = Qwen3_5DecoderLayer(config, 0)
+    parts["fc"], parts["layers"] = nn.Linear(2 * width, width, bias=False), nn.ModuleList([layer])
+    return names, parts, lambda states, tables, mask: layer(states, tables, mask, cache=DynamicCache())
+
+
+def of_longcat(config: Any) -> tuple[tuple[str, ...], nn.ModuleDict, Any]:
+    from transformers.models.longcat_flash import modeling_longcat_flash as longcat
+
+    def norm() -> nn.Module:
+        return longcat.LongcatFlashRMSNorm(width, config.rms_norm_eps)
+
+    width = config.hidden_size
+    head = nn.ModuleDict({name: nn.ModuleDict({"m": norm()}) for name in ("enorm", "hnorm")})
+    head.update({"eh_proj": nn.Linear(2 * width, width, bias=False), "self_attn": longcat.LongcatFlashMLA(config, 0)})
+    head.update({"input_layernorm": norm(), "post_attention_layernorm": norm()})
+    head["transformer_layer"] = nn.ModuleDict({"mlp": longcat.LongcatFlashMLP(config)})
+
+    def layer(states: Tensor, tables: Any, mask: Tensor) -> Tensor:
+        states = states + head["self_attn"](head["input_layernorm"](states), tables, mask)[0]
+        return states + head["transformer_layer"]["mlp"](head["post_attention_layernorm"](states))
+
+    names = ("layers.0.enorm.m", "layers.0.hnorm.m", "layers.0.eh_proj")
+    return names, nn.ModuleDict({"layers": nn.ModuleList([head]), "norm": norm()}), layer
 
 
 @pytest.mark.parametrize("kind", [*OF_TRANSFORMERS[3:], *OTHERS])

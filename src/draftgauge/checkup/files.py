@@ -19,7 +19,7 @@ from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.drafters.mtp.checking import head_faults
 from draftgauge.drafters.mtp.live import MtpSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, layer_count
 from draftgauge.models.device import method_of, upload
 from draftgauge.models.fingerprint import files_of
 from draftgauge.models.folder import is_gguf
@@ -94,7 +94,7 @@ def layout_rates(manifest: Manifest, spec: PairSpec, trace: Trace) -> dict[str, 
     own, rope = net.layout.taps, net.layout.decoder.rope
     readings = {"its own settings": net.layout}
     for layers in (tuple(layer - 1 for layer in own), tuple(layer + 1 for layer in own), own[::-1]):
-        if min(layers) >= 0 and max(layers) < text.num_hidden_layers - 1 and layers != own:
+        if min(layers) >= 0 and max(layers) < layer_count(text) - 1 and layers != own:
             named = f"target_layer_ids {list(layers)} (eagle_aux_hidden_state_layer_ids {[n + 1 for n in layers]})"
             readings[named] = replace(net.layout, taps=layers)
     if isinstance(net.layout, Eagle3Layout):

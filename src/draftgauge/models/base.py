@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 
@@ -55,6 +55,11 @@ def text_decoder(module: PreTrainedModel) -> nn.Module:
     return _decoder_and_layers(module)[0]
 
 
+def layer_count(config: PreTrainedConfig) -> int:
+    """Decoder layers; LongCat's hold two attentions each, which its ``num_hidden_layers`` counts."""
+    return int(config.num_layers if config.model_type == "longcat_flash" else config.num_hidden_layers)
+
+
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
     return _decoder_and_layers(module)[1]
 
@@ -67,7 +72,7 @@ def final_norm(module: PreTrainedModel) -> nn.Module | None:
 
 
 def _decoder_and_layers(module: PreTrainedModel) -> tuple[nn.Module, nn.ModuleList]:
-    count = module.config.get_text_config().num_hidden_layers
+    count = layer_count(module.config.get_text_config())
     for name, part in chain(module.get_decoder().named_modules(), module.named_modules()):
         if not any(tower in name for tower in TOWERS):
             for layers in part.children():

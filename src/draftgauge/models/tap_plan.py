@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.base import layer_count
 from draftgauge.models.engines.lean_weights import LENGTH_DEPENDENT_ROPE
 from draftgauge.models.spec import layer_config, rope_kinds
 from draftgauge.models.tap_rules import TAP_RULES, TapRule
@@ -46,8 +47,8 @@ def tap_plan(
     rule: Sequence[int] | TapRule = "eagle3" if layers is None else layers
     if isinstance(rule, str) and rule not in TAP_RULES:
         raise ModelError(f"unknown taps {rule!r}: name layers, or one of {', '.join(TAP_RULES)}")
-    chosen = TAP_RULES[rule](config.num_hidden_layers) if isinstance(rule, str) else tuple(rule)
-    count = config.num_hidden_layers
+    count = layer_count(config)
+    chosen = TAP_RULES[rule](count) if isinstance(rule, str) else tuple(rule)
     if not chosen or len(set(chosen)) < len(chosen):
         raise ModelError(
             f"name at least one layer to tap, and each once, not {', '.join(map(str, chosen)) or 'none at all'}"

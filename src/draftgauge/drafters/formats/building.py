@@ -22,7 +22,7 @@ from draftgauge.drafters.formats.files import read_tensors
 from draftgauge.drafters.formats.layout import DRAFTED, EMBEDDING, FUSE, HEAD, MASK_STATE, TO_TARGET, Layout
 from draftgauge.drafters.formats.peagle import PEagleLayout, PEagleNet
 from draftgauge.drafters.formats.settings import MASKS, Settings
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, layer_count
 from draftgauge.models.tap_rules import specforge_taps
 
 FORMATS = (
@@ -72,7 +72,7 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
         )
     text = target.module.config.get_text_config()
     tensors = _by_name(read_tensors(source, allow_pickle))
-    layout = replace(layout, taps=layout.taps or specforge_taps(text.num_hidden_layers))
+    layout = replace(layout, taps=layout.taps or specforge_taps(layer_count(text)))
     if isinstance(layout, Eagle3Layout):  # flat configurations leave these out
         layout = replace(
             layout,
@@ -96,7 +96,7 @@ def build_net(source: str | Path, layout: Layout, target: CachedModel, allow_pic
 def check_target(source: str | Path, layout: Layout, tensors: Mapping[str, Tensor], target: CachedModel) -> None:
     """Refuse a target of other layers, width or vocabulary than a drafter was made for."""
     text = target.module.config.get_text_config()
-    layers, width, vocabulary = text.num_hidden_layers, text.hidden_size, target.spec.vocabulary
+    layers, width, vocabulary = layer_count(text), text.hidden_size, target.spec.vocabulary
     # check_weights says what is missing
     fused = tensors[FUSE].shape[-1] if FUSE in tensors else width * len(layout.taps)
     per_tap, left = divmod(fused, len(layout.taps))

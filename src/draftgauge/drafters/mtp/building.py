@@ -13,9 +13,9 @@ from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.building import PLAIN
 from draftgauge.drafters.mtp.families import MtpFamily
 from draftgauge.drafters.mtp.files import MARK, Stored, announced, headers, heads_of, known_family, read, some
-from draftgauge.drafters.mtp.head import Head, head_config, take_norm
+from draftgauge.drafters.mtp.head import Head, head_class, head_config, take_norm
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
-from draftgauge.models.base import CachedModel, decoder_layers, final_norm, text_decoder
+from draftgauge.models.base import CachedModel, decoder_layers, final_norm
 from draftgauge.models.folder import explained
 from draftgauge.models.spec import no_bars, no_hints
 
@@ -77,11 +77,12 @@ def _head(
     blocks, state = family.prefixes(number, layers), {}
     for name, tensor in left.items():
         at, prefix = next((at, prefix) for at, prefix in enumerate(blocks) if name.startswith(prefix))
-        state[f"layers.{at}.{name.removeprefix(prefix)}"] = tensor
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        scale = (width / getattr(text, family.scaled[part])) ** 0.5 if part in family.scaled else 1
+        state[f"layers.{at}.{name.removeprefix(prefix)}"] = tensor * scale
     config = head_config(text, family, number)
-    kind: Any = type(text_decoder(module))
     with explained(f"the MTP head of {source}"), no_bars(), no_hints("modeling_utils"):
-        decoder, report = kind.from_pretrained(
+        decoder, report = head_class(module, config).from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     take_norm(decoder)

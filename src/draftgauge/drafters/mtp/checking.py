@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.mtp.families import MtpFamily
 from draftgauge.drafters.mtp.files import MARK, Stored, announced, headers, heads_of, known_family, read, some
+from draftgauge.models.base import layer_count
 
 PLAIN_DTYPES = ("F16", "BF16", "F32", "F64")
 SHIFTED = 0.5  # norms of a head and of the target's layers lie closer than that, where one has not 1 added
@@ -30,7 +31,7 @@ class HeadFaults(NamedTuple):
 
 def head_faults(source: str | Path, text: PreTrainedConfig, target: str | Path) -> HeadFaults:
     """What is wrong with the MTP heads in ``source`` for a target with this configuration in ``target``."""
-    found, layers = headers(source), text.num_hidden_layers
+    found, layers = headers(source), layer_count(text)
     try:
         _, family = known_family(text.model_type, found, source)
     except ModelError as error:

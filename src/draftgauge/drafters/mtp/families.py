@@ -32,8 +32,10 @@ class MtpFamily:
         passes_normed: what goes on to the next depth has gone through ``norm``.
         one_plus: norms multiply by ``1 + w``, so their weights lie near 0.
         renamed: parts of names in some checkpoints, and what they are called here.
-        settings: of the configuration with which transformers builds the layers of a head.
+        settings: of the configuration with which transformers builds the layers of a head; ``model_type`` is theirs
+            where it is not the target's.
         from_settings: settings that take the value of another one, where the configuration has that.
+        scaled: norms whose output is multiplied by the root of the hidden size over a setting.
     """
 
     targets: tuple[str, ...]
@@ -51,6 +53,7 @@ class MtpFamily:
     renamed: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     from_settings: Mapping[str, str] = field(default_factory=dict)
+    scaled: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, head: int, layers: int) -> dict[str, str]:
         """The parts' names of a head, for a target of so many decoder layers."""
@@ -140,6 +143,17 @@ FAMILIES: dict[str, MtpFamily] = {
         reused=False,
         renamed={"pre_mlp_layernorm.": "post_attention_layernorm."},
         settings={"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
+    ),
+    "longcat": MtpFamily(  # whose own layers are double, and this one is not
+        ("longcat_flash",),
+        embedding="mtp.layers.0.enorm.m",
+        hidden="mtp.layers.0.hnorm.m",
+        projection="mtp.layers.0.eh_proj",
+        norm="mtp.norm",
+        blocks=("mtp.layers.0.",),
+        renamed={"transformer_layer.": ""},
+        settings={"model_type": "deepseek_v3", "first_k_dense_replace": 1},
+        scaled={"q_a_layernorm": "q_lora_rank", "kv_a_layernorm": "kv_lora_rank"},
     ),
     "nemotron": MtpFamily(
         ("nemotron_h",),

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from draftgauge.drafters.anchors import KeysValues
 from draftgauge.drafters.mtp.families import COUNTS, MtpFamily
-from draftgauge.models.base import final_norm
+from draftgauge.models.base import final_norm, text_decoder
 from draftgauge.models.spec import attention_kernels, cache_argument
 
 Take = Callable[[int, Tensor, Tensor], KeysValues]
@@ -93,15 +94,24 @@ def take_norm(decoder: PreTrainedModel) -> nn.Module:
     return norm
 
 
+def head_class(module: PreTrainedModel, config: PreTrainedConfig) -> Any:
+    """What the layers of a head are built as: the target's own class, or that of a family's ``model_type``."""
+    own = config.model_type == module.config.get_text_config().model_type
+    return type(text_decoder(module)) if own else MODEL_MAPPING[type(config)]
+
+
 def head_config(text: PreTrainedConfig, family: MtpFamily, number: int = 0) -> PreTrainedConfig:
     """The target's configuration for the layers of one head alone."""
     config = copy.deepcopy(text)
+    if (kind := family.settings.get("model_type", text.model_type)) != text.model_type:
+        names = [each.name for each in fields(CONFIG_MAPPING[kind]) if hasattr(text, each.name)]
+        config = CONFIG_MAPPING[kind](**{name: getattr(text, name) for name in names})
     settings: dict[str, Any] = {"num_hidden_layers": len(family.blocks), "vocab_size": 1, "pad_token_id": 0}
     settings |= {**dict.fromkeys(COUNTS, 0), **family.settings}
     for name, other in family.from_settings.items():  # lists with an entry for every layer of every head
         settings |= {name: own[number:]} if (own := getattr(text, other, None)) else {}
     for name, value in settings.items():
-        if hasattr(config, name):
+        if name != "model_type" and hasattr(config, name):
             setattr(config, name, value)
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config

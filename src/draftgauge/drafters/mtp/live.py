@@ -18,7 +18,7 @@ from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.persistence import is_mtp_head, load_drafter, read_description
-from draftgauge.models.base import CachedModel
+from draftgauge.models.base import CachedModel, layer_count
 from draftgauge.models.folder import is_gguf, resolve_source
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.tap_plan import TapPlan
@@ -74,7 +74,7 @@ class MtpSource(DraftSource):
         own = options.target if source is None else source
         if options.target and not is_gguf(options.target) and not is_mtp_head(own):
             text = read_configuration(options.target, options.trust_remote_code).get_text_config()
-            stored_heads(resolve_source(own), text, text.num_hidden_layers)
+            stored_heads(resolve_source(own), text, layer_count(text))
 
     @classmethod
     def load(cls, source: Source, target: CachedModel, options: LoadOptions) -> MtpSource:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
+from draftgauge.models.base import layer_count
 from draftgauge.models.spec import context_of, head_dim, key_heads, layer_config, rope_kind
 from draftgauge.models.tap_plan import TapPlan, check_rope, tap_plan
 from draftgauge.models.tap_rules import TapRule
@@ -201,10 +202,10 @@ def reuse_config(
         choices["norm_before_fc"] = False
     text = target_config.get_text_config()
     if DESIGNS[design].own_layer:
-        taps = (text.num_hidden_layers - 1,)
+        taps = (layer_count(text) - 1,)
     plan = tap_plan(text, DESIGNS[design].reads_hidden, DESIGNS[design].reads_kv, taps)
     check_rope(text)
-    tapped = plan.kv_layers or (text.num_hidden_layers - 1,)
+    tapped = plan.kv_layers or (layer_count(text) - 1,)
     shapes = {(key_heads(text, layer), head_dim(text, layer)) for layer in tapped}
     one, width = layer_config(text, tapped[0]), head_dim(text, tapped[0])
     if plan.kv_layers and (len(shapes) > 1 or (getattr(one, "v_head_dim", None) or width) != width):

@@ -17,6 +17,7 @@ from draftgauge.core.provenance import command_line, environment, timestamp
 from draftgauge.drafters.reuse.building import check_warm_start
 from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.persistence import read_config
+from draftgauge.models.base import layer_count
 from draftgauge.models.device import check_compression, check_devices, choose_device, numbered
 from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import model_folder
@@ -144,7 +145,7 @@ def cached_layers(config: PreTrainedConfig, request: TrainingSpec) -> TapPlan:
         plan = tap_plan(config, True, True, request.taps)
     except ModelError:
         plan = tap_plan(config, True, False, request.taps)
-    last = config.get_text_config().num_hidden_layers - 1
+    last = layer_count(config.get_text_config()) - 1
     wanted = plan.hidden_layers if request.reuse != MTP else tuple(dict.fromkeys((*plan.hidden_layers, last)))
     return replace(plan, hidden_layers=wanted)
 

@@ -26,7 +26,7 @@ from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.unroll import unroll_states
-from draftgauge.models.base import Part, catching_heads
+from draftgauge.models.base import Part, catching_heads, layer_count
 from draftgauge.models.engines.lean_weights import FAMILIES
 from draftgauge.models.tap_plan import nearest_full
 from draftgauge.models.tap_rules import default_taps
@@ -84,7 +84,7 @@ def start_attention(net: ReuseNet, module: PreTrainedModel, start: str, texts: S
         )
         return []
     text = module.config.get_text_config()
-    layers = net.config.kv_layers or nearest_full(text, default_taps(text.num_hidden_layers))
+    layers = net.config.kv_layers or nearest_full(text, default_taps(layer_count(text)))
     maps = fit_head_maps(net, module, layers, texts)
     chosen = max(range(len(maps)), key=lambda slot: maps[slot].explained)
     _start_chain(chain, net.config, maps, chosen)
