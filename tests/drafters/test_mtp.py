@@ -4,6 +4,7 @@ without them, for every family."""
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,25 @@ def test_a_target_without_heads_is_refused_before_it_is_loaded(
     for target, message in ((bare, "holds no MTP head"), ("reference", "MTP heads of qwen3 targets are not run here")):
         asked = ("--target", target, "--drafter", "mtp", "--out", tmp_path / "run")
         assert message in refusal("profile", *asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("deepseek_v3", lambda held: held, "policy fixed:8: gamma must be 0 to 3, the longest draft here"),
+        ("deepseek_v3", lambda held: dict(list(held.items())[::2]), "its MTP head lacks .* half copied?"),
+        ("llama", lambda held: {"mtp.fc.weight": torch.zeros(1)}, "of llama .* holds mtp.fc.weight, and wanted are"),
+    ],
+)
+def test_what_the_command_line_says_of_heads(tmp_path: Path, kind: str, change: Any, said: str) -> None:
+    """More drafts than heads, half of their tensors, a family that is not known."""
+    if kind == "llama":
+        tiny_model(kind).save_pretrained(tmp_path)
+    else:
+        save_with_heads(tmp_path, kind, 3, vocab_size=96)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    own = {name: held.pop(name) for name in list(held) if _is_of_head(kind, name)}
+    save_file(held | change(own), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    message = refusal("generate", "--target", tmp_path, "--drafter", "mtp", "--policy", "fixed:8", "t1 t2 t3")
+    assert re.search(said, message), message

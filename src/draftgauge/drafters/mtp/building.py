@@ -78,10 +78,11 @@ def _head(
     for name, tensor in left.items():
         at, prefix = next((at, prefix) for at, prefix in enumerate(blocks) if name.startswith(prefix))
         part = name.rpartition(".")[0].rpartition(".")[2]
-        scale = (width / getattr(text, family.scaled[part])) ** 0.5 if part in family.scaled else 1
-        state[f"layers.{at}.{name.removeprefix(prefix)}"] = tensor * scale
+        if part in family.scaled:
+            tensor = tensor * (width / getattr(text, family.scaled[part])) ** 0.5
+        state[f"layers.{at}.{name.removeprefix(prefix)}"] = tensor
     config = head_config(text, family, number)
-    with explained(f"the MTP head of {source}"), no_bars(), no_hints("modeling_utils"):
+    with explained(f"the MTP head of {source}"), no_bars(), no_hints("modeling_utils"), no_hints("distributed"):
         decoder, report = head_class(module, config).from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
