@@ -8,8 +8,8 @@ from typing import Any
 
 from draftgauge.cli.console import errors, named, progress, say, show_table
 from draftgauge.core.parts import UNCOMPRESSED
-from draftgauge.core.process import busy_note, machine_load
 from draftgauge.core.table import speed
+from draftgauge.core.verb import busy_note, machine_load
 from draftgauge.requests import TrainRequest
 
 PLAN_COLUMNS = {

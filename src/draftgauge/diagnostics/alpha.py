@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 
 from draftgauge.diagnostics.texts import HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features, nowhere
 
 Ints = NDArray[np.int64]
@@ -39,7 +38,7 @@ def agreement(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutTex
     agreed = [np.zeros((len(text.output), depths), np.int64) for text in texts]
     for batch in text_batches(texts, depths, next(net.parameters()).device):
         features = batch_features(module, batch.tokens, net.config.tap_plan, nowhere(batch.tokens))
-        states = unroll_states(net, batch.tokens, features, depths, batch.begin)
+        states = net.unroll(batch.tokens, features, depths, batch.begin)
         right = np.stack([batch.right(net, state, depth).cpu().numpy() for depth, state in enumerate(states)], -1)
         for row, i in enumerate(batch.index):
             first = int(batch.first[row]) - batch.begin
