@@ -1,9 +1,8 @@
 """SpecKV (arXiv 2605.02888) as published: its tables 1 to 3, its intervals and its test, from the author's records.
 
 Everything here is the paper's own reading: candidates are compared on 20% of the steps, then fitted again on *all*
-steps. The policies are
-scored on those 20% by what the refitted model predicts. Beside the recomputed figures stand those of the paper and of
-the tables published with it under the MIT licence.
+steps. The policies are scored on those 20% by what the refitted model predicts. Beside the recomputed figures stand
+those of the paper and of the tables published with it under the MIT licence.
 """
 
 from __future__ import annotations
