@@ -128,15 +128,10 @@ def test_weights_stored_in_halves_are_widened_exactly(family: str, tied: bool, t
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
     for engine in ("lean", "modules"):
         cached = load_model(tmp_path, "fp32", "cpu", engine)
+        assert engine != "lean" or not cached.skeleton.model.layers[0].self_attn.o_proj.weight.numel()
         assert cached.spec.dtype == cached.module.config.dtype == torch.float32
         assert all(torch.equal(part, expected[name]) for name, part in cached.module.state_dict().items())
-        cached.forward(tokens(9))
     stored = load_file(tmp_path / "model.safetensors")
     stored["model.norm.weight"] = stored["model.norm.weight"].float() + 1e-4  # whose digits stay
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     assert torch.equal(load_model(tmp_path, "fp32", "cpu").module.model.norm.weight, stored["model.norm.weight"])
-
-
-def test_loading_owns_what_it_loads(tmp_path: Path) -> None:
-    cached = load_model(save_tiny(tmp_path, "llama"), "fp32", "cpu")
-    assert cached.skeleton.model.layers[0].mlp.down_proj.weight.numel() == 0
