@@ -67,8 +67,8 @@ def assert_replay_is_live(target: CachedModel, make: MakeDrafter, prompt: list[i
     singly = draft_position_by_position(make(how), prompt, output, 5)
     assert together.tokens.tolist() == singly.tokens.tolist()
     assert (together.tokens >= 0).any()
-    for ours, theirs in ((together.shown, singly.shown),):
-        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-4, equal_nan=True)
+    ours, theirs = torch.tensor(together.shown), torch.tensor(singly.shown)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
     record = record_prompt(target, make(how), Prompt(0, "0", "code", "test", ""), prompt, RecordingPlan(settings, 5))
     trace = make_trace([record], settings.max_new_tokens)
     for gamma in (1, 3, 5):

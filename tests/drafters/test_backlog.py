@@ -69,9 +69,11 @@ class Watched:
         return self.drafter.propose(limit, *options)  # type: ignore[arg-type]
 
 
-def check(target: object, drafter: Drafter, prompts: list[list[int]], among: set[int]) -> None:
-    """Every proposal after the first finds the backlog that replay computes from the steps."""
-    compared, policy = [], Any()
+def check(
+    target: object, drafter: Drafter, prompts: list[list[int]], among: set[int], policy: PolicyBase | None = None
+) -> int:
+    """Every proposal after the first finds the backlog that replay computes from the steps; steps that only copied."""
+    compared, copied, policy = [], 0, policy or Any()
     costs = replace(COSTS, keeps_drafted=keeps_drafted(drafter))
     for prompt in prompts:
         watched = Watched(drafter)
@@ -80,7 +82,9 @@ def check(target: object, drafter: Drafter, prompts: list[list[int]], among: set
         computed = backlogs(np.zeros(len(steps), np.int64), *columns, costs)[columns[0] > 0].tolist()
         assert watched.noted[1:] == computed[1:]  # before the first, a drafter may have taken in the whole prompt
         compared += computed[1:]
+        copied += sum(step.accepted > 0 for step in steps if not step.drafted)
     assert set(compared) >= among
+    return copied
 
 
 @pytest.mark.parametrize(("noise", "among"), [(0.0, {2, 3, 4}), (0.8, {1, 2, 3, 4})])
@@ -106,13 +110,6 @@ def test_prompt_lookup_has_nothing_to_take_in() -> None:
 
 
 def test_a_step_that_only_copies_leaves_all_that_it_commits_to_take_in() -> None:
-    target, settings = MarkovModel.random(3, seed=0), DecodingSettings(60)
-    copied = 0
-    for noise in (0.0, 0.8):
-        watched = Watched(LanguageModelDrafter(target.noised(noise, seed=1)))
-        steps = speculative_decode(target, watched, CopiesOrDrafts(), [0, 1, 2, 0, 1], settings).steps  # type: ignore[arg-type]
-        columns = np.array([(step.drafted, step.accepted) for step in steps], np.int64).T
-        computed = backlogs(np.zeros(len(steps), np.int64), *columns, COSTS)
-        assert watched.noted[1:] == computed[columns[0] > 0].tolist()[1:]
-        copied += sum(step.accepted > 0 for step in steps if not step.drafted)
-    assert copied > 3
+    target = MarkovModel.random(3, seed=0)
+    drafters = [LanguageModelDrafter(target.noised(noise, seed=1)) for noise in (0.0, 0.8)]
+    assert sum(check(target, drafter, [[0, 1, 2, 0, 1]], set(), CopiesOrDrafts()) for drafter in drafters) > 3

@@ -55,15 +55,12 @@ def test_as_transformers_looks_up():
         assert drafter.propose(5, None).tokens == candidates[0, length:].tolist()
 
 
-def test_a_new_prompt_forgets_the_old_one():
+def test_a_new_prompt_forgets_the_old_one_and_a_draft_ends_with_an_end_token():
     drafter = PromptLookupDrafter()
     drafter.prefill([1, 2, 3, 4, 1, 2])
     assert drafter.propose(2, None).tokens == [3, 4]
     drafter.prefill([1, 2])
     assert drafter.propose(2, None).tokens == []
-
-
-def test_a_draft_ends_with_an_end_token():
     drafter = PromptLookupDrafter(end_tokens=frozenset({3}))
     drafter.prefill([1, 2, 3, 1])
     drafter.commit(0, [2])
