@@ -25,12 +25,12 @@ from draftgauge.core.verb import verb
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.base import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.judging.fitting.two_source import FITTED, fitted_to
+from draftgauge.judging.fitting import FITTED, fitted_to
 from draftgauge.judging.ranking import ENGINE_RULES, LOOKUPS, on_one_target, rank_rows
 from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
-from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.folder import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
 from draftgauge.pair.loading import labelled, target_of
 from draftgauge.pair.prompts import choose_prompts
