@@ -1,4 +1,4 @@
-"""A hybrid through the verbs: recorded, decoded live, fitted on and advised on, with what rolling back costs."""
+"""A hybrid that is recorded: replay charges what rolling back costs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import draftgauge as dg
 from draftgauge.judging.replay import replay
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.run import Run
-from small_profiles import PROMPTS, record, save_hybrid
+from small_profiles import record, save_hybrid
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +34,3 @@ def test_replay_charges_what_rolling_back_costs(run: Path) -> None:
     assert 0 < rejected.sum() < len(rejected)
     back = np.where(rejected, np.array(costs.rollback)[np.minimum(taken.accepted, trace.gamma_max - 1)], 0.0)
     np.testing.assert_allclose(taken.seconds - free.seconds, back, atol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_bench_fit_and_advise(run: Path, tmp_path: Path) -> None:
-    rows = dg.bench(run, ("fixed:3", "stopping"), rounds=1, limit=2, baselines=False, device="cpu")
-    assert {row["policy"] for row in rows} >= {"fixed:3", "stopping"}
-    assert all(row["mismatches"] == 0 for row in rows)
-    (fitted,) = dg.fit(run, "stopping", out=tmp_path / "fitted.json", split="all")
-    assert fitted["trained_prompts"] == PROMPTS
-    assert sum(bool(row["recommended"]) for row in dg.advise(run)) == 1

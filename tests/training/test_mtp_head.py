@@ -145,11 +145,8 @@ def test_its_folder_is_an_mtp_head_in_every_verb(trained: tuple[TrainingSpec, Pa
     decay = {"decay": (str(head), "lookup"), "held_out": str(prompts), "target": request.target}
     rows = {row["drafter"]: row for row in study_kvshot(out=tmp_path / "decay", **decay).rows}
     assert rows[str(head)]["alpha_1"] > rows["lookup"]["alpha_1"]
-    groups = {
-        row["group"]: row
-        for row in diagnose(head, prompts=prompts, max_new_tokens=8, limit=3)
-        if "gradient_share" in row
-    }
+    diagnosed = diagnose(head, prompts=prompts, max_new_tokens=8, limit=3)
+    groups = {row["group"]: row for row in diagnosed if "gradient_share" in row}
     assert {"mtp.fc", "mtp.layers.0.self_attn.k_proj"} <= groups.keys()
     assert all(row["draft_share"] > 0 for row in groups.values())
     with pytest.raises(DraftgaugeError, match="no serving engine loads an MTP head of qwen3 targets"):
