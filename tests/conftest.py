@@ -45,6 +45,6 @@ def tested_elsewhere(request: pytest.FixtureRequest) -> Iterator[None]:
             for module, name in ((provenance, "_version"), (provenance, "git_revision"), (main, "make_app")):
                 patch.setattr(module, name, functools.cache(getattr(module, name)))
         if folder != "reporting":
-            empty = charts.Markup('<svg viewBox="0 0 1 1" role="img" aria-label="{}"></svg>')
-            patch.setattr(charts, "_svg", lambda axes, name, description: empty.format(description))
+            empty = charts.Markup('<svg viewBox="0 0 1 1" role="img" aria-label="{}"></svg>').format
+            patch.setattr(charts, "_svg", lambda axes, name, description: empty(description))
         yield

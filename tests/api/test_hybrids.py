@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from draftgauge.judging.replay import replay
 from draftgauge.policies.spec import make_policy
@@ -15,16 +14,10 @@ from draftgauge.traces.run import Run
 from small_profiles import record, save_hybrid
 
 
-@pytest.fixture(scope="module")
-def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hybrids")
-    hybrids = {"target": save_hybrid(folder / "target"), "drafter": save_hybrid(folder / "draft", noise=0.05)}
-    record(models | hybrids, folder / "run")
-    return folder / "run"
-
-
-def test_replay_charges_what_rolling_back_costs(run: Path) -> None:
-    trace, costs = Run(run).read()
+def test_replay_charges_what_rolling_back_costs(models: dict[str, Any], tmp_path: Path) -> None:
+    hybrids = {"target": save_hybrid(tmp_path / "target"), "drafter": save_hybrid(tmp_path / "draft", noise=0.05)}
+    record(models | hybrids, tmp_path / "run")
+    trace, costs = Run(tmp_path / "run").read()
     assert len(costs.rollback) == trace.gamma_max
     taken, free = (
         replay(trace, make_policy("fixed:3", trace.gamma_max, costs), curve).record
