@@ -44,9 +44,7 @@ def test_as_transformers_looks_up():
     from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
     text = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(0)).tolist()
-    theirs = PromptLookupCandidateGenerator(
-        num_output_tokens=5, max_matching_ngram_size=3, max_length=1000, vocab_size=4
-    )
+    theirs = PromptLookupCandidateGenerator(num_output_tokens=5, max_matching_ngram_size=3, max_length=99, vocab_size=4)
     for length in range(2, len(text)):
         context = torch.tensor([text[:length]])
         candidates, _ = theirs.get_candidates(context)

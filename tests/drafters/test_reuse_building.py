@@ -41,9 +41,8 @@ def test_every_row_of_the_paper_within_two_percent(target, draft_vocabulary: int
     matched = matched_widths(config, [row | {"draft_vocabulary": draft_vocabulary} for row in ROWS])
     counts = [count_parameters(found) for found in matched]
     assert max(counts) <= 1.02 * min(counts)
-    assert [(found.design, found.layers) for found in matched] == [
-        (row["design"], row.get("layers", 1)) for row in ROWS
-    ]
+    wanted = [(row["design"], row.get("layers", 1)) for row in ROWS]
+    assert [(found.design, found.layers) for found in matched] == wanted
     hybrid = matched[7]
     assert hybrid.intermediate_size == config.intermediate_size  # the largest of one layer keeps the target's width
 
@@ -53,9 +52,8 @@ def test_the_count_is_that_of_the_network(design: str) -> None:
     target = tiny_model(num_hidden_layers=4)
     for kept in (None, torch.tensor([1, 5, 9])):
         config = reuse_config(target.config, design, draft_vocabulary=0 if kept is None else 3)
-        assert count_parameters(config) == sum(
-            weight.numel() for weight in new_net(config, target, 0, kept).parameters()
-        )
+        net = new_net(config, target, 0, kept)
+        assert count_parameters(config) == sum(weight.numel() for weight in net.parameters())
 
 
 def test_designs_that_cannot_be_matched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.spec import make_policy
 from draftgauge.verification import Sampling
 from linear_costs import LinearCosts
-from markov import Enumerator, assert_same_law, law_of_module
+from lossless import assert_sampling_keeps_the_law
 from reuse_nets import DESIGNS, unroll
 from tiny import tiny_model, tokens
 
@@ -44,7 +44,6 @@ ENGINES += [("static", "qwen3"), ("lean", "qwen3_moe"), ("modules", "gemma2"), (
 PAIRS = [(variant, ("lean", "qwen3")) for variant in VARIANTS]
 PAIRS += [(("hybrid", 1, "project-rope"), engine) for engine in ENGINES[1:]]  # reads all that there is
 PAIRS += [(BLOCKWISE[1], (engine, "qwen3")) for engine in ("static", "modules")]
-UNUSED = torch.Generator()  # the enumerator draws instead
 
 
 @functools.cache
@@ -67,9 +66,7 @@ def build_net(
     net = new_net(config, module, seed=3, draft_tokens=torch.tensor(draft_tokens) if draft_tokens else None)
     if isinstance(net, BlockNet) and net.markov is not None:
         with torch.no_grad():  # it starts at zero, which would change no token
-            net.markov[1].weight.copy_(
-                torch.randn(net.markov[1].weight.shape, generator=torch.Generator().manual_seed(4))
-            )
+            net.markov[1].weight.normal_(generator=torch.Generator().manual_seed(4))
     return net
 
 
@@ -118,9 +115,8 @@ def test_live_drafts_are_those_that_training_unrolls(variant: tuple[str, int, st
 
 
 class Helped:
-    """A drafter helped by one that knows the output: each token is set right with chance 0.7, so that drafts of every
-    length are
-    accepted in part. What the drafter itself drafted is noted with its position in the output."""
+    """A drafter helped by one that knows the output: each token is set right with chance 0.7, so drafts of every length
+    are accepted in part. Its own drafts are noted with their positions in the output."""
 
     def __init__(self, drafter: ReuseDrafter, output: list[int]) -> None:
         self._drafter, self._output = drafter, output
@@ -183,15 +179,12 @@ def test_after_any_acceptance_drafts_are_those_of_the_position(design: str, engi
 )
 def test_sampled_output_has_the_targets_law(monkeypatch, design, draft_tokens, sampling, vocabulary, gamma) -> None:
     module = target_module("qwen3", vocabulary)
-    target, prompt, count = wrap(module), [1, 0, 1], 3
-    drafter = build_drafter(
-        target, build_net(module, (design, 1, "project-rope"), draft_tokens), sampling=sampling, generator=UNUSED
-    )
-    settings = DecodingSettings(count, sampling)
-    law = Enumerator(monkeypatch).law(
-        lambda: tuple(speculative_decode(target, drafter, FixedLength(gamma), prompt, settings, UNUSED).tokens)
-    )
-    assert_same_law(law, law_of_module(module, prompt, count, sampling), tolerance=1e-5)
+    target, net = wrap(module), build_net(module, (design, 1, "project-rope"), draft_tokens)
+
+    def make(how: Drafting) -> ReuseDrafter:
+        return new_drafter(net, target, attach_taps(target, net.config.tap_plan), how)
+
+    assert_sampling_keeps_the_law(monkeypatch, target, module, make, [1, 0, 1], sampling, gamma)
 
 
 @pytest.mark.parametrize("design", ["hybrid", "block-hybrid"])
