@@ -24,6 +24,7 @@ from markov import Enumerator, assert_same_law, law_of_module
 from recordings import assert_same_steps
 
 MakeDrafter = Callable[[Drafting], Drafter]
+LIKELIEST = Sampling(1.0, top_k=2)  # eight texts of three tokens
 UNUSED = torch.Generator()  # the enumerator draws instead
 
 
@@ -45,10 +46,10 @@ def assert_sampling_keeps_the_law(
     module: PreTrainedModel,
     make: MakeDrafter,
     prompt: list[int],
-    sampling: Sampling = Sampling(1.0, top_k=2),
+    sampling: Sampling = LIKELIEST,
     gamma: int = 2,
 ) -> None:
-    """Three tokens, by default of the two likeliest each: eight texts."""
+    """Three tokens, by default of the two likeliest each."""
     settings, drafter, drafted = DecodingSettings(3, sampling), make(Drafting(frozenset(), sampling, UNUSED)), set()
 
     def run() -> tuple[int, ...]:
