@@ -15,7 +15,6 @@ from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import save_drafter, target_fingerprint
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import Features
@@ -63,5 +62,5 @@ def texts(model: CachedModel, count: int = 6, settings: DecodingSettings = SETTI
 def unroll(net: ReuseNet, tokens: Tensor, features: Features, depths: int) -> list[Tensor]:
     """Logits ``[B, A, V]`` of every depth from every anchor."""
     anchors = tokens.shape[1] - 1 - depths
-    states = unroll_states(net, tokens, features, depths)
+    states = net.unroll(tokens, features, depths)
     return [net.logits(state, tokens[:, depth + 1 : depth + 1 + anchors]) for depth, state in enumerate(states)]

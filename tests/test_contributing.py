@@ -15,10 +15,10 @@ from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
-from draftgauge.core.extensions import import_others
 from draftgauge.drafters import base as kinds
 from draftgauge.drafters.base import Drafting, drafter_kinds
 from draftgauge.pair.loading import load_pair
+from draftgauge.policies.base import import_others
 from draftgauge.policies.spec import POLICIES
 from draftgauge.traces.run import Manifest
 from tiny import save_tiny

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftgauge.diagnostics.alpha import Ints
-from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.diagnostics.texts import HeldOutText, Ints
 
 
 def walked(text: HeldOutText, accepted: Ints, labelled: Ints, max_new_tokens: int) -> tuple[Ints, Ints]:

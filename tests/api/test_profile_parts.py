@@ -21,7 +21,7 @@ from draftgauge.api.profile import profile
 from draftgauge.core.config import make_request
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import execute
-from draftgauge.core.process import only_writer
+from draftgauge.core.files import only_writer
 from draftgauge.core.progress import silent
 from draftgauge.models.base import FIRST_CAPACITY
 from draftgauge.pair import recording

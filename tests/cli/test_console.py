@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from draftgauge.cli import advise, bench, console, evaluate, profile, rank
+from draftgauge.cli import advise, bench, console, profile, rank, train
 from draftgauge.cli.console import EXIT_INTERRUPTED, EXIT_USAGE, Output, friendly_errors, friendly_warnings, show_table
 from draftgauge.core.provenance import read_measurement
 
@@ -60,8 +60,8 @@ ADVISED = {"policy": "cumulative-confidence", **RATIO, "tokens_per_step": 6.6}
         (rank.COLUMNS, [rank._shown(row) for row in read_measurement(RANKED).rows]),
         (profile.COLUMNS, [AN_HOUR]),
         (advise.COLUMNS, [ADVISED | {"acceptance_rate": 0.87, "pays_below": 13.25}]),
-        (evaluate.WHOLE, [DRAFTER | {"tokens_per_second": 34.5, "ratio_to_plain": 1.25}]),
-        (evaluate.BY_DEPTH, [DEPTH]),
+        (train.WHOLE, [DRAFTER | {"tokens_per_second": 34.5, "ratio_to_plain": 1.25}]),
+        (train.BY_DEPTH, [DEPTH]),
     ],
 )
 def test_the_columns_that_matter_fit_80_and_wide_shows_all(

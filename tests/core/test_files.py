@@ -15,11 +15,12 @@ from draftgauge.core.files import (
     atomic_write_bytes,
     atomic_write_text,
     cache_folder,
+    only_writer,
     replacing,
     require_writable,
     require_writable_file,
+    try_lock,
 )
-from draftgauge.core.process import only_writer, try_lock
 
 
 def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from draftgauge.core import process
-from draftgauge.core.process import busy_note, describe_load, machine_load, watched_load
+from draftgauge.core import verb
+from draftgauge.core.verb import busy_note, describe_load, machine_load, watched_load
 
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 def test_other_work_and_stolen_time_are_told_from_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat, now, own = tmp_path / "stat", [100.0], [10.0]
-    monkeypatch.setattr(process, "_STAT", stat)
-    monkeypatch.setattr(process.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(process.os, "times", lambda: (own[0], 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(verb, "_STAT", stat)
+    monkeypatch.setattr(verb.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(verb.os, "times", lambda: (own[0], 0.0, 0.0, 0.0, 0.0))
 
     def spent(user: int, idle: int, steal: int) -> None:
         stat.write_text(f"cpu {user * TICK} 0 0 {idle * TICK} 0 0 0 {steal * TICK}\n")

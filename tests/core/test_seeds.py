@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from draftgauge.core.seeds import derive_seed, generator
+from draftgauge.core.parts import derive_seed, generator
 
 
 def test_seeds_are_stable_across_machines_and_versions() -> None:

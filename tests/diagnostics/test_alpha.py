@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from draftgauge.decoding.settings import DecodingSettings
-from draftgauge.diagnostics.alpha import agreement, depth_counts, labelled_depths
 from draftgauge.diagnostics.evaluation import live_acceptance
-from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.diagnostics.texts import HeldOutText, agreement, depth_counts, labelled_depths
 from draftgauge.drafters.dense import draft_position_by_position
 from draftgauge.drafters.reuse.live import ReuseDrafter
 from draftgauge.drafters.reuse.net import ReuseNet

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from draftgauge.drafters.reuse.attention import FusedCausal, joint_attention, plain_attention
 from draftgauge.drafters.reuse.blocks import GatedDelta, Injection
 from draftgauge.drafters.reuse.config import reuse_config
-from draftgauge.drafters.reuse.joint import FusedCausal, joint_attention, plain_attention
 from draftgauge.drafters.reuse.rotary import RotaryTables, rotate, unrotate, window
 from draftgauge.models.taps import TapPlan, batch_features
 from tiny import tiny_model, tokens
@@ -60,7 +60,7 @@ def test_a_gpus_kernels_get_one_dtype(
     """Keys that are injected as they are, are float32 under autocast, and the backward kernel is cast nothing. GPUs
     before Ampere have no such kernels."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr("draftgauge.drafters.reuse.joint.plain_attention", lambda queries, *_: queries)
+    monkeypatch.setattr("draftgauge.drafters.reuse.attention.plain_attention", lambda queries, *_: queries)
     given: list[torch.dtype] = []
     monkeypatch.setattr(FusedCausal, "apply", lambda *tensors: given.extend(t.dtype for t in tensors) or tensors[0])
     with FakeTensorMode():

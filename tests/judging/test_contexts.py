@@ -12,8 +12,7 @@ import pytest
 from draftgauge.checkup.checks import Evidence, examine
 from draftgauge.judging.contexts import acceptance_by_context, advice_by_context, lengths_by_context
 from draftgauge.judging.replay import replay_fixed_all
-from draftgauge.traces.context_law import extended, fit_law, laws_of
-from draftgauge.traces.costs import CostCurve
+from draftgauge.traces.costs import CostCurve, extended, fit_law, laws_of
 from draftgauge.traces.engine_costs import EngineCosts
 from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, make_record
 from draftgauge.traces.writer import make_trace

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError
-from draftgauge.drafters.reuse import joint
+from draftgauge.drafters.reuse import attention
 from draftgauge.models import device
 from draftgauge.models.device import choose_device, label_of, method_of, private
 from draftgauge.models.engines import packing
@@ -131,11 +131,11 @@ def test_what_pytorch_keeps_for_itself_is_done_without_where_it_is_missing(monke
     assert (private("ops.aten._no_such"), private("no.such")) == (None, None)
     assert private("ops.mkldnn._linear_pointwise") is not None
     queries, keys, values = torch.randn(3, 2, 5, 8)
-    fused = joint.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
-    for module in (packing, device, joint):
+    fused = attention.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
+    for module in (packing, device, attention):
         monkeypatch.setattr(module, "private", lambda name: None)
-    monkeypatch.setattr(joint, "FusedCausal", None)
-    written_out = joint.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
+    monkeypatch.setattr(attention, "FusedCausal", None)
+    written_out = attention.joint_attention(queries[None], (keys[None], values[None]), (), causal=True)
     torch.testing.assert_close(written_out, fused)
     assert not packing.packs(tiny_model())
     assert not device.cpu_has_bfloat16.__wrapped__()

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.base import choose_drafter
-from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import INDEX
+from draftgauge.models.folder import INDEX, fingerprint
 from draftgauge.models.loading import load_model, load_tokenizer
 from tiny import save_tiny
 

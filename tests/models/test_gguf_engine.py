@@ -24,8 +24,7 @@ from draftgauge.models.engines.gguf import BRANCHES, GgufModel
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.folder import PAIR_FOLDER, reference_path
 from draftgauge.models.loading import load_model, load_tokenizer
-from draftgauge.models.tap_plan import TapPlan
-from draftgauge.models.taps import attach_taps
+from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.models.tokenizer import encode_with
 from draftgauge.pair.loading import load_pair
 from draftgauge.policies.spec import make_policy

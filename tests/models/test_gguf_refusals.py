@@ -13,7 +13,7 @@ from draftgauge.core.errors import MissingLibraryError, ModelError
 from draftgauge.drafters.dense import draft_densely
 from draftgauge.models.engines import gguf_library
 from draftgauge.models.engines.gguf_library import libllama
-from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models.folder import fingerprint
 from draftgauge.models.loading import load_model, load_tokenizer, wrap
 from tiny import save_tiny, tiny_model, tokens
 

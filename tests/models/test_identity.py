@@ -12,8 +12,8 @@ import pytest
 
 from draftgauge.core.errors import ModelError
 from draftgauge.core.files import file_sha256
-from draftgauge.models import fingerprint as fingerprints
-from draftgauge.models.fingerprint import fingerprint
+from draftgauge.models import folder as files
+from draftgauge.models.folder import fingerprint
 from draftgauge.models.loading import wrap
 from draftgauge.models.tokenizer import check_same_vocabulary, end_tokens
 from models.test_folder import edit
@@ -24,8 +24,8 @@ from tiny import save_tiny, tiny_model, tiny_tokenizer
 def test_a_fingerprint_is_of_the_model_and_not_of_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
-    monkeypatch.setattr(fingerprints, "WHOLE", whole)  # up to it files are hashed whole, above at their ends
-    monkeypatch.setattr(fingerprints, "EDGE", 32)
+    monkeypatch.setattr(files, "WHOLE", whole)  # up to it files are hashed whole, above at their ends
+    monkeypatch.setattr(files, "EDGE", 32)
     first = save_tiny(tmp_path / "first")
     copy = Path(shutil.copytree(first, tmp_path / "copy"))
     other = save_tiny(tmp_path / "other", seed=1)
@@ -37,7 +37,7 @@ def test_a_fingerprint_is_of_the_model_and_not_of_its_place(
 
 def test_a_model_with_the_ends_of_its_base_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, length in (("WHOLE", 64), ("EDGE", 32), ("PIECE", 16)):
-        monkeypatch.setattr(fingerprints, name, length)
+        monkeypatch.setattr(files, name, length)
     base = save_tiny(tmp_path / "base")
     tuned = Path(shutil.copytree(base, tmp_path / "tuned"))
     content = bytearray((base / "model.safetensors").read_bytes())
@@ -51,16 +51,16 @@ def test_a_model_with_the_ends_of_its_base_is_another(tmp_path: Path, monkeypatc
     (base / "model.safetensors").write_bytes(content)
     assert fingerprint(base) != before
     assert fingerprint(base, sampled=True) == sampled
-    assert fingerprints.was_sampled(sampled, base)
-    assert not fingerprints.was_sampled(before, base)
+    assert files.was_sampled(sampled, base)
+    assert not files.was_sampled(before, base)
 
 
 def test_a_digest_is_kept_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "WHOLE", 64)
-    monkeypatch.setattr(fingerprints, "RECENT", -1)
+    monkeypatch.setattr(files, "WHOLE", 64)
+    monkeypatch.setattr(files, "RECENT", -1)
     monkeypatch.setenv("DRAFTGAUGE_CACHE", str(tmp_path / "cache"))
     model, read = save_tiny(tmp_path / "model"), []
-    monkeypatch.setattr(fingerprints, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    monkeypatch.setattr(files, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
     assert fingerprint(model) == fingerprint(model)
     assert read.count("model.safetensors") == 1
     weights = model / "model.safetensors"

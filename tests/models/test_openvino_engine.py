@@ -23,8 +23,7 @@ from draftgauge.drafters.dense import draft_densely
 from draftgauge.models.engines import openvino as engine
 from draftgauge.models.engines.openvino import OpenvinoModel
 from draftgauge.models.loading import load_model, wrap
-from draftgauge.models.tap_plan import TapPlan
-from draftgauge.models.taps import attach_taps
+from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.spec import make_policy

@@ -14,7 +14,7 @@ import pytest
 
 from command_line import invoke, refusal
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.models.fingerprint import fingerprint, weight_bytes_of
+from draftgauge.models.folder import fingerprint, weight_bytes_of
 from draftgauge.models.loading import load_model, load_module
 from openvino_folders import MODEL, WEIGHTS, need_openvino, stored_folder
 from tiny import save_tiny

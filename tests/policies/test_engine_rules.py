@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import expit
 
 from draftgauge.policies.base import Signal, Step
@@ -21,6 +22,7 @@ from draftgauge.policies.batch import BudgetedBatch, make_batch_policy
 from draftgauge.policies.sglang_adaptive import TIERS, BatchTiers, StepTier, TierRule
 from draftgauge.policies.spec import make_policy
 from draftgauge.policies.vllm import OnlineAcceptance
+from draftgauge.serving.dspark_tables import RateTable, StepTable
 
 GAMMA = 4
 RNG = np.random.default_rng(0)
@@ -70,9 +72,8 @@ def test_vllm_s_budget_is_the_best_of_all_by_the_chances_of_the_draft_before() -
         batch, chances = BudgetedBatch(GAMMA, seconds), OnlineAcceptance(GAMMA).chances
         before = {slot: signals(rng) for slot in range(3)}
         now = {slot: signals(rng, int(rng.integers(0, GAMMA + 1))) for slot in range(3)}
-        assert sum(batch.admit(before, 9).values()) == max(
-            range(13), key=lambda b: (3 + b) / table[3 + b]
-        )  # all are certain
+        certain = max(range(13), key=lambda b: (3 + b) / table[3 + b])
+        assert sum(batch.admit(before, 9).values()) == certain
         known = sorted(
             (c for slot, of in before.items() for c in np.cumprod(chances(of))[: len(now[slot])]), reverse=True
         )
@@ -106,8 +107,8 @@ def test_sglang_s_tiers_leave_drafting_out_and_try_it_again() -> None:
 
 
 @contextmanager
-def of_engine(variable: str, path: str) -> Iterator[ModuleType]:
-    """A file of an engine's package, run without the rest of it."""
+def of_engine(variable: str, path: str, **known: Any) -> Iterator[ModuleType]:
+    """A file of an engine's package, run without the rest of it but for modules that are ``known``."""
     folder = Path(os.environ.get(variable, ""))
     if not (variable in os.environ and (folder / path).is_file()):
         pytest.skip(f"needs a folder with the engine's package, named by {variable}")
@@ -119,7 +120,7 @@ def of_engine(variable: str, path: str) -> Iterator[ModuleType]:
     names = {line.split()[1] for line in text.splitlines() if line.strip().startswith(f"from {package}")}
     names |= {f"{package}.envs"} | {package}
     parts = {".".join(name.split(".")[:n]) for name in names for n in range(1, name.count(".") + 2)}
-    with patch.dict(sys.modules, {name: MagicMock() for name in parts}):
+    with patch.dict(sys.modules, {name: MagicMock() for name in parts} | known):
         spec.loader.exec_module(module)
         yield module
 
@@ -157,7 +158,7 @@ def test_sglang_s_own_code_takes_the_same_lengths() -> None:
 
 def test_vllm_s_own_code_takes_the_same_budgets() -> None:
     with of_engine("DRAFTGAUGE_VLLM", "vllm/v1/worker/gpu/spec_decode/adaptive_verification.py") as engine:
-        rng, same = np.random.default_rng(4), 0
+        rng = np.random.default_rng(4)
         for _ in range(1000):
             requests = int(rng.integers(1, 6))
             chances = rng.random((requests, GAMMA)).astype(np.float32)
@@ -175,5 +176,46 @@ def test_vllm_s_own_code_takes_the_same_budgets() -> None:
             batch = BudgetedBatch(GAMMA, lambda _, tokens, __, table=table: table[tokens])
             batch._before = dict(enumerate(chances.astype(np.float64)))
             ours = batch.admit({at: signals(rng, int(n)) for at, n in enumerate(lengths)}, 9)
-            same += sum(ours.values()) + requests == total
-        assert same == 1000
+            assert sum(ours.values()) + requests == total
+
+
+def test_vllm_s_own_code_learns_the_same_chances() -> None:
+    if (triton := sys.modules.get("triton")) is None or "TRITON_INTERPRET" not in os.environ:
+        pytest.skip("needs Triton's interpreter, imported before torch: TRITON_INTERPRET=1 pytest -p triton")
+    path, ours = "vllm/v1/worker/gpu/spec_decode/acceptance_estimator.py", OnlineAcceptance(GAMMA)
+    kernels = {"vllm.triton_utils": SimpleNamespace(triton=triton, tl=triton.language)}
+    with of_engine("DRAFTGAUGE_VLLM", path, **kernels) as engine:
+        rng, requests = np.random.default_rng(5), 8
+        theirs = engine.OnlineAcceptanceEstimator(requests, GAMMA, torch.device("cpu"))
+        for _ in range(2 * OnlineAcceptance.REFIT + 1):  # 1,608 drafts
+            drafts, lengths = [signals(rng) for _ in range(requests)], rng.integers(0, GAMMA + 1, requests)
+            theirs.features[:] = torch.from_numpy(np.array([ours.features(draft) for draft in drafts]))
+            theirs.predictions[:] = torch.sigmoid(theirs.slope * theirs.features + theirs.intercepts)
+            chances = np.array([ours.chances(draft) for draft in drafts])
+            assert np.abs(theirs.predictions.numpy() - chances).max() < 1e-5
+            right = rng.random((requests, GAMMA)) < chances**2
+            accepted = np.minimum(np.cumprod(right, axis=1).sum(axis=1), lengths)
+            slots = torch.arange(requests, dtype=torch.int32)
+            theirs.step(slots, torch.from_numpy(accepted + 1).int(), torch.from_numpy(lengths - accepted).int())
+            for draft, length, kept in zip(drafts, lengths, accepted, strict=True):
+                ours.add(draft[:length], int(kept))
+            ours.step()
+        assert ours.weight != OnlineAcceptance(GAMMA).weight
+
+
+def test_sglang_s_own_tables_give_the_same_seconds() -> None:
+    pytest.importorskip("msgspec", reason="SGLang's tables are msgspec's")
+    with of_engine("DRAFTGAUGE_SGLANG", "sglang/srt/speculative/dspark_components/dspark_sps.py") as engine:
+        rng = np.random.default_rng(6)
+        for _ in range(1000):
+            parts: dict[str, Any] = {"bias_seconds": float(rng.random())}
+            for name, column, most in (("bs", "alpha", 64), ("m", "theta", 512)):
+                probes = np.unique(rng.integers(1, most, rng.integers(1, 9))).tolist()
+                parts |= {f"{name}_probes": probes, f"{column}_seconds": np.cumsum(rng.random(len(probes))).tolist()}
+            theirs, at = engine.SpsAdditiveCostTable(**parts), rng.integers(1, [64, 512], (9, 2)).tolist()
+            told = [theirs.step_time(num_reqs=b, budget=m - b) for b, m in at]
+            assert [StepTable(**parts).seconds(b, m) for b, m in at] == pytest.approx(told, rel=1e-12)
+            older = {"sample_batch_tokens": probes, "sample_steps_per_sec": parts["theta_seconds"]}
+            older |= {"max_batch_tokens": 512}
+            told = [1 / engine.SpsCostTable(**older).lookup(m) for _, m in at]
+            assert [RateTable(**older).seconds(b, m) for b, m in at] == pytest.approx(told, rel=1e-12)

@@ -24,7 +24,6 @@ from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource, drafting_net
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
@@ -78,9 +77,9 @@ def test_training_computes_what_drafting_does(kind: str) -> None:
     net, depths = net_for(target), 4
     texts = torch.stack([tokens(16, seed, VOCABULARY) for seed in (1, 2)])
     features = batch_features(target.module, texts, net.config.tap_plan)
-    states = unroll_states(net, texts, features, depths, 3)
+    states = net.unroll(texts, features, depths, 3)
     drawn = torch.tensor([[4, 9, -1], [3, 5, 10]])
-    some = net.unroll(texts, features.hidden[:, :, 0], depths, drawn)
+    some = net.unroll_from(texts, features.hidden[:, :, 0], depths, drawn)
     for row, at in ((0, 4), (0, 9), (1, 3), (1, 10)):
         expected = drafted(net, target, texts[row, : at + 2], texts[row, at + 2 : at + 1 + depths])
         for each in (

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from command_line import refusal, rows_of, succeeds
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.seeds import generator
-from draftgauge.drafters.reuse.blockwise import BlockNet, block_states, unroll_blocks
+from draftgauge.core.parts import generator
+from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import reuse_config
 from draftgauge.models.taps import Features, batch_features
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import collate, draw_anchors, trained_positions
+from draftgauge.training.reuse.data import collate, draw_anchors, trained_positions
 from draftgauge.training.reuse.estimate import estimate
 from draftgauge.training.reuse.loss import backward_through_depths, teach
 from draftgauge.training.reuse.request import TrainingSpec
@@ -55,7 +55,7 @@ def test_packed_blocks_are_single_blocks(design: str) -> None:
         until = only(features.until(anchor + 1), row)  # nothing after the anchor is there
         alone = block_states(net, TEXTS[row : row + 1, : anchor + 2], until, torch.tensor([[anchor]]))
         torch.testing.assert_close(packed[row, place], alone[0, 0], atol=1e-5, rtol=1e-5)
-    everywhere = torch.stack(unroll_blocks(net, TEXTS, features, SIZE, 2), 2)
+    everywhere = torch.stack(net.unroll(TEXTS, features, SIZE, 2), 2)
     torch.testing.assert_close(everywhere[0, 3 - 2], packed[0, 1], atol=1e-5, rtol=1e-5)
 
 

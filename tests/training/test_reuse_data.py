@@ -25,8 +25,7 @@ from draftgauge.training.reuse.answers import (
     make_answers,
     read_answers,
 )
-from draftgauge.training.reuse.batches import DataOrder, collate, usable
-from draftgauge.training.reuse.data import answers_of, load_target, prompt_tokens, source_of
+from draftgauge.training.reuse.data import DataOrder, answers_of, collate, load_target, prompt_tokens, source_of, usable
 from draftgauge.training.reuse.request import TrainingSpec
 from small_trainings import small_training
 from tiny import save_tiny, tiny_model, tiny_tokenizer, tokens

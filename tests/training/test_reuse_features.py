@@ -13,7 +13,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.models.taps import Features, TapPlan, batch_features
 from draftgauge.training.reuse import features as module
 from draftgauge.training.reuse.answers import Answers, Conversation
-from draftgauge.training.reuse.batches import collate
+from draftgauge.training.reuse.data import collate
 from draftgauge.training.reuse.features import CachedFeatures, OnlineFeatures, cache_identity, make_cache
 from tiny import tiny_model, tokens
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from draftgauge.training.reuse import loss as losses
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import Batch, collate
+from draftgauge.training.reuse.data import Batch, collate
 from draftgauge.training.reuse.loss import backward_through_depths, teach
 from tiny import tokens
 

@@ -7,7 +7,6 @@ import torch
 
 from draftgauge.drafters.reuse.building import new_net
 from draftgauge.drafters.reuse.config import DESIGNS, reuse_config
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import TapPlan, batch_features
 from tiny import tiny_model, tokens
 
@@ -25,7 +24,7 @@ def test_leaving_out_prompt_anchors_changes_nothing(design: str, layers: int, in
     gradients = []
     for begin in (0, first):
         net = new_net(config, target, 3)
-        states = [state[:, first - begin :] for state in unroll_states(net, texts, features, DEPTHS, begin)]
+        states = [state[:, first - begin :] for state in net.unroll(texts, features, DEPTHS, begin)]
         losses = [(depth + 1) * net.logits(state).log_softmax(-1)[..., 5].sum() for depth, state in enumerate(states)]
         torch.stack(losses).sum().backward()
         found = {name: parameter.grad for name, parameter in net.named_parameters()}

@@ -15,14 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from draftgauge.core.errors import DraftgaugeError, ModelError
-from draftgauge.core.process import FOLDER_LOCK, only_writer
+from draftgauge.core.files import FOLDER_LOCK, only_writer
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
 from draftgauge.models.device import torch_threads
 from draftgauge.models.loading import load_model
 from draftgauge.training import checkpoints
 from draftgauge.training import optimise as loop
-from draftgauge.training.reuse.batches import DataOrder
+from draftgauge.training.reuse.data import DataOrder
 from draftgauge.training.reuse.estimate import estimate
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.tracking import TrainResult

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, SignalName
-from draftgauge.verification.signals import read_signals, signals
+from draftgauge.verification.sampling import read_signals, signals
 
 IN_ORDER = (SignalName.CONFIDENCE, SignalName.ENTROPY, SignalName.MARGIN)
 SETS = [frozenset(names) for names in chain(*(combinations(sorted(OF_DRAFTED_TOKENS), n) for n in range(5)))]

@@ -22,12 +22,10 @@ from draftgauge.benching.arms import (
 from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
-from draftgauge.core.parts import held_as
-from draftgauge.core.process import busy_note, machine_load
+from draftgauge.core.parts import generator, held_as
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
-from draftgauge.core.seeds import generator
-from draftgauge.core.verb import verb
+from draftgauge.core.verb import busy_note, machine_load, verb
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import record_passes
 from draftgauge.judging.evaluate import SAME_PROMPTS

@@ -14,9 +14,8 @@ from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import require_writable_file
-from draftgauge.core.parts import UNCOMPRESSED
+from draftgauge.core.parts import UNCOMPRESSED, generator
 from draftgauge.core.progress import Progress, silent
-from draftgauge.core.seeds import generator
 from draftgauge.core.verb import verb
 from draftgauge.models.folder import REFERENCE
 from draftgauge.models.loading import load_tokenizer

@@ -25,7 +25,7 @@ from draftgauge.judging.splits import EVERYTHING, Design, design_of
 from draftgauge.judging.statistics.bootstrap import Interval, columns
 from draftgauge.judging.verdict import LOOKUP, NOT_DRAFTING
 from draftgauge.models.device import on_meta, weight_bytes
-from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.folder import weight_bytes_of
 from draftgauge.models.spec import read_configuration
 from draftgauge.pair.deployed import recorded_with
 from draftgauge.pair.quality import read_quality

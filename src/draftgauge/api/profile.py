@@ -13,9 +13,8 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
-from draftgauge.core.files import require_writable
+from draftgauge.core.files import only_writer, require_writable
 from draftgauge.core.parts import WEIGHT_ONLY
-from draftgauge.core.process import only_writer
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.verb import verb
 from draftgauge.decoding.recorder import Answer

@@ -30,7 +30,7 @@ from draftgauge.judging.ranking import ENGINE_RULES, LOOKUPS, on_one_target, ran
 from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import MIN_PROMPTS, design_of
 from draftgauge.models.device import choose_device, release_unused
-from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.folder import weight_bytes_of
 from draftgauge.models.loading import check_engine, load_tokenizer
 from draftgauge.pair.loading import labelled, target_of
 from draftgauge.pair.prompts import choose_prompts

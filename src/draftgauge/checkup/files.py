@@ -21,12 +21,10 @@ from draftgauge.drafters.mtp.live import MtpSource
 from draftgauge.drafters.reuse.persistence import is_drafter, read_description, trained_compression
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import method_of, upload
-from draftgauge.models.fingerprint import files_of
-from draftgauge.models.folder import is_gguf
+from draftgauge.models.folder import files_of, is_gguf
 from draftgauge.models.loading import load_tokenizer, made_by_others, quantisation_method
 from draftgauge.models.spec import read_configuration
-from draftgauge.models.tap_plan import TapPlan
-from draftgauge.models.taps import attach_taps
+from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.pair.loading import load_pair_of, target_of
 from draftgauge.requests import PairSpec
 from draftgauge.traces.run import Manifest

@@ -17,7 +17,7 @@ from draftgauge.cli.console import (
     show_verdicts,
     source_columns,
 )
-from draftgauge.core.process import describe_load, machine_load
+from draftgauge.core.verb import describe_load, machine_load
 from draftgauge.requests import BenchRequest, BenchServersRequest
 
 COLUMNS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -26,7 +27,15 @@ from rich.table import Table
 
 from draftgauge.core.errors import DraftgaugeError, missing_library
 from draftgauge.core.progress import Progress
-from draftgauge.core.table import printable
+
+# Control characters but tab and line ends, and those that turn the direction of text.
+_UNSAFE = re.compile(
+    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), text)
 
 
 class Output(Console):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from draftgauge.cli.console import errors, progress, say, show_table
 from draftgauge.cli.generate import STYLES, legend, show_text
-from draftgauge.core.process import describe_load, machine_load
+from draftgauge.core.verb import describe_load, machine_load
 from draftgauge.requests import DemoRequest
 
 POLICIES = {

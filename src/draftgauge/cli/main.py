@@ -27,26 +27,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from draftgauge.cli import (
-    advise,
-    bench,
-    compare,
-    costs,
-    datastore,
-    demo,
-    diagnose,
-    doctor,
-    evaluate,
-    export,
-    fit,
-    generate,
-    profile,
-    rank,
-    replay,
-    report,
-    study,
-    train,
-)
+from draftgauge.cli import advise, bench, datastore, demo, doctor, generate, profile, rank, replay, study, train
 from draftgauge.cli.console import (
     EXIT_INCOMPLETE,
     EXIT_USAGE,
@@ -239,14 +220,14 @@ def make_app() -> App:
             ("doctor", doctor.doctor, ""),
             ("bench", bench.bench, AT_ONCE),
             ("bench-servers", bench.bench_servers, AT_ONCE),
-            ("costs", costs.costs, AT_ONCE),
+            ("costs", advise.costs, AT_ONCE),
         ),
         "Decide: draftgauge advise runs/x --engine transformers": (
-            ("compare", compare.compare, AT_ONCE),
+            ("compare", rank.compare, AT_ONCE),
             ("replay", replay.replay, AT_ONCE),
             ("advise", advise.advise, AT_ONCE),
-            ("fit", fit.fit, AT_ONCE),
-            ("report", report.report, AT_ONCE),
+            ("fit", replay.fit, AT_ONCE),
+            ("report", replay.report, AT_ONCE),
         ),
         'Run: draftgauge generate "What is 37 + 45?" --policy stopping --show-drafts': (
             ("generate", generate.generate, ""),
@@ -255,9 +236,9 @@ def make_app() -> App:
         ),
         "Train: draftgauge train --target T --prompts train.jsonl --out drafter": (
             ("train", train.train, TRAINED),
-            ("evaluate", evaluate.evaluate, AT_ONCE),
-            ("diagnose", diagnose.diagnose, AT_ONCE),
-            ("export", export.export, EXPORTED),
+            ("evaluate", train.evaluate, AT_ONCE),
+            ("diagnose", train.diagnose, AT_ONCE),
+            ("export", train.export, EXPORTED),
         ),
         "Research: draftgauge study kvshot --preset smoke --out study": (studies,),
     }

@@ -1,13 +1,14 @@
-"""``draftgauge rank``: drafters of one target, from the fastest to the slowest."""
+"""``draftgauge rank`` and ``compare``: drafters of one target, and recorded runs, side by side in tokens a second."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from draftgauge.cli.console import progress, say, show_table, warn
-from draftgauge.requests import RankRequest
+from draftgauge.requests import CompareRequest, RankRequest
 
 LIVE = "live_ratio_to_plain"
 COLUMNS = {
@@ -36,8 +37,6 @@ def rank(request: RankRequest) -> list[dict[str, Any]]:
     with progress() as advance:
         rows = run(request, progress=advance)
     if compared := [row for row in rows if "deploy" in row or "agreement" in row]:
-        from draftgauge.cli.compare import show_compared
-
         show_compared(compared)
     elif any("rank" in row for row in rows):
         show_ranking(rows)
@@ -95,3 +94,42 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     rates = [row.get(f"alpha_{depth}") for depth in range(1, SHOWN_DEPTHS + 1)]
     acceptance = " ".join(f"{rate:.2f}" for rate in rates if rate is not None)
     return dict(row) | {"levelled": level, "acceptance": acceptance}
+
+
+COMPARED = {
+    "setup": "setup",
+    "run": "run",
+    "shown": "target",
+    "plain_tokens_per_second": "plain tokens/s",
+    "policy": "best setting",
+    "tokens_per_second": "its tokens/s [95%]",
+    "ratio_to_plain": "x plain",
+    "live_tokens_per_second": "live tokens/s",
+    "live_policy": "live setting",
+    "live_plain_tokens_per_second": "live plain tokens/s",
+    "agreement": "same tokens",
+    "kl": "KL to uncompressed, nats",
+    "weights_mib": "weights MiB",
+    "engine": "engine",
+    "drafter": "drafter",
+    "gain": "over the first [95%]",
+}
+
+
+def compare(request: CompareRequest) -> list[dict[str, Any]]:
+    from draftgauge.api.compare import compare as run
+
+    rows = run(request)
+    show_compared(rows)
+    return rows
+
+
+def show_compared(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of runs, which one to deploy and how."""
+    shown = [dict(row) | {"shown": f"{Path(row['target']).name} {row['compression']}".rstrip()} for row in rows]
+    show_table(f"{rows[0]['prompts']} prompts in every run, replayed on each run's own costs", shown, COMPARED)
+    if rows[0]["agreement_with"]:
+        say(f"same tokens: the share that are those of {rows[0]['agreement_with']} after the same text")
+    say(rows[0]["verdict"])
+    say(rows[0]["deploy"])
+    say_how_to_fit([row["policy"] for row in rows])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftgauge.cli.console import IncompleteError, console, errors, escaped, named, progress, show_table
-from draftgauge.core.process import busy_note, machine_load
+from draftgauge.core.verb import busy_note, machine_load
 from draftgauge.requests import StudyKvshotRequest, StudySpeckvRequest
 
 POOLED = named("drafter", "alpha_1", "alpha_4", "alpha_7", "retention", "agreement_1", "agreement_7") | {

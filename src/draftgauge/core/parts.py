@@ -5,16 +5,24 @@ With the names of how a model's weights are held; :mod:`draftgauge.models.device
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from draftgauge.core.config import option
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.prompts import kept_pipe
 from draftgauge.core.rendering import Rendering, template_arguments
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TapRule = Literal["eagle3", "specforge"]
+"""How layers of a target to tap are named, see :data:`draftgauge.models.taps.TAP_RULES`."""
 
 UNCOMPRESSED = "uncompressed"
 INT8_WEIGHT, INT8_DYNAMIC, INT4 = "int8-weight", "int8-dynamic", "int4"
@@ -68,6 +76,17 @@ class SeedSpec:
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
             raise DraftgaugeError(f"seed must be a number of 64 bits, not {self.seed}")
+
+
+def derive_seed(seed: int, *labels: str | int) -> int:
+    key = json.dumps([int(seed), *labels]).encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1
+
+
+def generator(seed: int, *labels: str | int) -> np.random.Generator:
+    import numpy as np  # not above: the command line starts without it
+
+    return np.random.Generator(np.random.PCG64(derive_seed(seed, *labels)))
 
 
 @dataclass(frozen=True, kw_only=True)

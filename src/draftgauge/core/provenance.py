@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -21,7 +20,7 @@ import numpy as np
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.process import machine_load
+from draftgauge.core.verb import PYTHON_CALL, machine_load
 
 PACKAGES = (
     *("draftgauge", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes"),
@@ -91,9 +90,6 @@ def git_revision(checkout: Path) -> str | None:
 
 def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-PYTHON_CALL: ContextVar[str] = ContextVar("python_call")  # of the verb that runs
 
 
 def command_line() -> str:

@@ -1,8 +1,7 @@
-"""What verbs return: rows as plain dicts, which a notebook shows as a table; texts and speeds as people read them."""
+"""What verbs return: rows as plain dicts, which a notebook shows as a table; speeds as people read them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from html import escape
 from shutil import get_terminal_size
@@ -78,16 +77,6 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
         return str(value)
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     return f"{value:.3g}" if not (_known(low) and _known(high)) else f"{value:.3g} [{low:.3g}, {high:.3g}]"
-
-
-# Control characters but tab and line ends, and those that turn the direction of text.
-_UNSAFE = re.compile(
-    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-
-
-def printable(text: str) -> str:
-    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), text)
 
 
 def speed(tokens_per_second: float) -> str:

@@ -25,7 +25,7 @@ from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token
 from draftgauge.policies.batch import BatchPolicy
 from draftgauge.verification import accept_greedy, best_tokens, check_finite
-from draftgauge.verification.signals import read_signals
+from draftgauge.verification.sampling import read_signals
 
 NAN = float("nan")
 

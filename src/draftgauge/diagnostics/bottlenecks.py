@@ -2,7 +2,7 @@
 
 Records hold sums and counts, so that those of several seeds can be pooled; see
 :mod:`draftgauge.diagnostics.query_error`, :mod:`draftgauge.diagnostics.gradients`,
-:mod:`draftgauge.diagnostics.limits` and :mod:`draftgauge.training.reuse.statistics` for what they mean.
+:mod:`draftgauge.diagnostics.limits` and :mod:`draftgauge.training.reuse.tracking` for what they mean.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GroupGradient:
     """The gradient of one depth's loss in one parameter group.
 
     Attributes:
-        group: see :func:`~draftgauge.training.reuse.statistics.parameter_groups`.
+        group: see :func:`~draftgauge.training.reuse.tracking.parameter_groups`.
         gradient_norm: of the mean gradient over the samples.
         gradient_to_weight: that norm over the norm of the weights; None where these are all zero.
         gradient_share: mean over samples of the share of positions that the loss reaches the group at.

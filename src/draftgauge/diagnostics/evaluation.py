@@ -21,8 +21,7 @@ from draftgauge.core.progress import Progress, silent
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
-from draftgauge.diagnostics.alpha import Ints, agreement, depth_counts, labelled_depths
-from draftgauge.diagnostics.texts import HeldOutText
+from draftgauge.diagnostics.texts import HeldOutText, Ints, agreement, depth_counts, labelled_depths
 from draftgauge.drafters.anchors import AnchorCache
 from draftgauge.drafters.base import Draft, Drafter, Drafting, DraftsUnread, UnreadDraft, device_of, record_passes
 from draftgauge.drafters.mtp.live import drafter_of

@@ -28,9 +28,8 @@ from draftgauge.drafters.reuse.attention import Attention
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import Features, batch_features
-from draftgauge.training.reuse.statistics import parameter_groups
+from draftgauge.training.reuse.tracking import parameter_groups
 
 REACHED = 0.01
 TEXTS, SAMPLES = 6, 4  # of a probe, and samples of each text
@@ -79,7 +78,7 @@ class _Probe:
             return
         first, count = anchors[0], tokens.shape[1] - 1 - self.depths
         with _outputs(self.net, self.columns) as outputs:
-            states = unroll_states(self.net, tokens, features, self.depths, first)
+            states = self.net.unroll(tokens, features, self.depths, first)
         # The rows of an output end with the last anchor, or go on with the tokens after it.
         shown = [
             (self.columns[name], call + max(0, count - output.shape[1]), output)

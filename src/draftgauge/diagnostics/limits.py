@@ -19,9 +19,8 @@ from draftgauge.diagnostics.gradients import gradient_statistics
 from draftgauge.diagnostics.query_error import query_errors
 from draftgauge.diagnostics.texts import HeldOutText, text_batches
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.taps import batch_features, nowhere
-from draftgauge.training.reuse.statistics import GateWatch, gates_of, parameter_groups
+from draftgauge.training.reuse.tracking import GateWatch, gates_of, parameter_groups
 
 PROJECTIONS = ("attention.queries", "attention.keys", "attention.values")
 
@@ -64,7 +63,7 @@ def gate_openness(
             anchors, begin = batch.tokens.shape[1] - 1 - depths, batch.begin
             watch.count_rows([batch.counted(depth, anchors)[:, begin:] for depth in range(depths)])
             features = batch_features(module, batch.tokens, net.config.tap_plan, nowhere(batch.tokens))
-            unroll_states(net, batch.tokens, features, depths, begin)
+            net.unroll(batch.tokens, features, depths, begin)
     by_depth = [{"depth": depth} | watch.row(depth) for depth in sorted(watch.sums)]
     return [watch.row(), *by_depth] if by_depth else []
 

@@ -31,7 +31,6 @@ from draftgauge.drafters.anchors import KeysValues
 from draftgauge.drafters.reuse.blockwise import BlockLayer, BlockNet
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.rotary import like, rotate, window
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.base import ScoreRule, catching_heads, score_rule
 from draftgauge.models.taps import Features, batch_features, nowhere, ordered
 
@@ -121,7 +120,7 @@ class _Comparison:
         with ExitStack() as stack:
             for layer, (part, _) in enumerate(self.parts):
                 stack.enter_context(part.register_forward_pre_hook(catch(layer)))
-            unroll_states(self.net, seen.batch.tokens, seen.features, self.depths, seen.batch.begin)
+            self.net.unroll(seen.batch.tokens, seen.features, self.depths, seen.batch.begin)
         for layer, by_depth in calls:
             for depth in range(self.depths):
                 if depth in by_depth:
@@ -185,7 +184,7 @@ class _Comparison:
         with ExitStack() as stack:
             for layer in range(len(self.parts) if plugged else 0):
                 self.plug(seen, layer, stack)
-            states = unroll_states(self.net, batch.tokens, seen.features, self.depths, begin)
+            states = self.net.unroll(batch.tokens, seen.features, self.depths, begin)
         rights = [batch.right(self.net, state, depth).float() for depth, state in enumerate(states)]
         counted = [batch.counted(depth, begin + right.shape[1])[:, begin:] for depth, right in enumerate(rights)]
         return np.stack([by_text(batch, *pair) for pair in zip(counted, rights, strict=True)], 1)

@@ -21,14 +21,13 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, meant
-from draftgauge.core.extensions import import_others
 from draftgauge.core.parts import UNCOMPRESSED
 from draftgauge.core.signals import OF_DRAFTED_TOKENS, Reads
 from draftgauge.models.base import CachedModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import BUNDLED, REFERENCE
 from draftgauge.models.taps import TapPlan, Taps
-from draftgauge.policies.base import DropsLast, Extends, Policy, Signal
+from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, import_others
 from draftgauge.verification import Sampling
 
 KeepDrafting = Callable[[Signal], bool]

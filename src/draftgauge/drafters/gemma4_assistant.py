@@ -27,8 +27,7 @@ from draftgauge.drafters.formats.files import has_config, read_config
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.models.base import CachedModel, decoder_layers, final_norm
 from draftgauge.models.device import draft_compression, upload
-from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import source_setting
+from draftgauge.models.folder import fingerprint, source_setting
 from draftgauge.models.loading import load_module
 from draftgauge.models.taps import TapPlan, Taps
 

@@ -26,8 +26,7 @@ from draftgauge.drafters.draft_builder import DraftBuilder
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import draft_compression, generator_on, upload
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
-from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import REFERENCE, is_gguf, model_folder
+from draftgauge.models.folder import REFERENCE, fingerprint, is_gguf, model_folder
 from draftgauge.models.loading import engines_of, load_model, load_tokenizer, made_by_others
 from draftgauge.models.taps import Taps
 from draftgauge.models.tokenizer import check_same_vocabulary

@@ -21,7 +21,7 @@ from draftgauge.models.device import upload
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal
-from draftgauge.verification.signals import read_signals
+from draftgauge.verification.sampling import read_signals
 
 TAKEN_IN_TOGETHER = 8  # most committed tokens of a row that are processed in the first pass over all rows
 FIRST_ROWS, FIRST_CAPACITY = 4, 512  # of the cache before it first doubles

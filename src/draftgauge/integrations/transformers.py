@@ -27,8 +27,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.process import in_turn
 from draftgauge.core.progress import silent
+from draftgauge.core.verb import in_turn
 from draftgauge.decoding.settings import Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, Drafting, LoadOptions

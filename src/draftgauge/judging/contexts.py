@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from draftgauge.judging.replay import replay_lengths
-from draftgauge.traces.context_law import extended, laws_of
-from draftgauge.traces.costs import MAX_HALF_WIDTH, CostCurve
+from draftgauge.traces.costs import MAX_HALF_WIDTH, CostCurve, extended, laws_of
 from draftgauge.traces.sampled import draws, path_chances
 from draftgauge.traces.trace import Floats, Trace, context_lengths
 

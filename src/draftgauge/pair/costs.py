@@ -10,10 +10,10 @@ from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.files import cache_folder
+from draftgauge.core.parts import derive_seed, generator
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import read_prompts
 from draftgauge.core.provenance import environment
-from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.meter import MeterPlan, measure_costs
 from draftgauge.models.folder import PAIR_FOLDER
 from draftgauge.models.tokenizer import token_ids, vocabulary_digest

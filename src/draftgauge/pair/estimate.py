@@ -24,7 +24,7 @@ from draftgauge.models.device import (
     seconds,
     weight_bytes,
 )
-from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.folder import weight_bytes_of
 from draftgauge.models.loading import load_tokenizer, made_by_others
 from draftgauge.models.spec import UNLIMITED, cached_numbers, read_configuration
 from draftgauge.pair.loading import target_of

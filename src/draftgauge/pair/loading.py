@@ -21,8 +21,7 @@ from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.models.base import CachedModel, skeleton_of
 from draftgauge.models.device import label_of
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
-from draftgauge.models.fingerprint import fingerprint, was_sampled
-from draftgauge.models.folder import REFERENCE, is_gguf, model_folder
+from draftgauge.models.folder import REFERENCE, fingerprint, is_gguf, model_folder, was_sampled
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method, wrap
 from draftgauge.models.spec import own_sampling
 from draftgauge.models.taps import Taps, attach_taps

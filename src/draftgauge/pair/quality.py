@@ -18,7 +18,7 @@ from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import in_turn
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import choose_device, free_bytes, release_unused, upload
-from draftgauge.models.fingerprint import weight_bytes_of
+from draftgauge.models.folder import weight_bytes_of
 from draftgauge.models.loading import load_model, load_tokenizer, made_by_others
 from draftgauge.pair.loading import target_of
 from draftgauge.pair.prompts import choose_prompts, encode_prompts, encoder_of

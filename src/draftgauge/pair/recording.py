@@ -13,13 +13,11 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.executor import Job, Outcome, execute
-from draftgauge.core.files import file_sha256, require_writable
-from draftgauge.core.parts import held_as
-from draftgauge.core.process import only_writer
+from draftgauge.core.files import file_sha256, only_writer, require_writable
+from draftgauge.core.parts import derive_seed, generator, held_as
 from draftgauge.core.progress import Progress
 from draftgauge.core.prompts import Prompt, in_turn, prompts_sha256
 from draftgauge.core.provenance import command_line, environment, timestamp
-from draftgauge.core.seeds import derive_seed, generator
 from draftgauge.decoding.recorder import Answer, RecordingPlan, record_answer, record_prompt
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter

@@ -19,7 +19,7 @@ from draftgauge.serving.counters import read_counts
 from draftgauge.serving.engines import ENGINES, GGUF, LANGUAGE_MODEL, LOOKUP, MTP, PLAIN, Deployment
 from draftgauge.serving.launching import DRAFT, started
 from draftgauge.serving.step_costs import costs_of_steps
-from draftgauge.traces.context_law import fit_law
+from draftgauge.traces.costs import fit_law
 from draftgauge.traces.engine_costs import EngineCosts
 
 CONTEXTS = (256,)  # where none are asked for: processors read long prompts slowly

@@ -3,9 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from draftgauge.core.extensions import import_others
 from draftgauge.core.signals import Reads, SignalName
-from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step
+from draftgauge.policies.base import Policy, Signal, SignalArrays, StatelessPolicy, Step, import_others
 from draftgauge.policies.spec import POLICIES, PolicySpec, make_policy, register_policy
 
 for _module in iter_modules(__path__):  # every file registers its policy

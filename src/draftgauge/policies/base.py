@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.signals import NO_SIGNALS, OF_DRAFTED_TOKENS, Reads, SignalName
 from draftgauge.traces.costs import CostCurve
 
@@ -260,3 +261,12 @@ def check_lengths(name: str, key: str, lengths: Sequence[int], gamma_max: int, l
     if min(lengths) < least:
         raise DraftgaugeError(f"policy {name}: {key} must be lengths of at least {least}, not {min(lengths)}")
     return tuple(sorted({min(length, gamma_max) for length in lengths}))
+
+
+def import_others(group: str) -> None:
+    """Import what packages name in a group of entry points; one that fails is left out with a warning."""
+    for entry in entry_points(group=group):
+        try:
+            entry.load()
+        except Exception as error:
+            warn(f"{entry.value} of the entry points {group} is left out: {error}")

@@ -19,7 +19,7 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import TraceError
 from draftgauge.serving.exchange import MAX_COUNT, count, draft_length
 from draftgauge.serving.step_costs import MIN_DRAFT
-from draftgauge.traces.context_law import fit_law
+from draftgauge.traces.costs import fit_law
 from draftgauge.traces.engine_costs import EngineCosts
 
 AGAIN = "give what `vllm bench forward --output-json` of vLLM 0.33 wrote"
@@ -83,7 +83,7 @@ def costs_of_results(target: Path, both: Path) -> EngineCosts:
     """Costs from two runs of the same cases: ``--exclude-drafter`` (``target``), and with the drafter.
 
     Drafting is what a pass that verifies the longest draft takes beyond the target's; shorter drafts take their share
-    of it. Of several contexts a law is fitted (:func:`~draftgauge.traces.context_law.fit_law`).
+    of it. Of several contexts a law is fitted (:func:`~draftgauge.traces.costs.fit_law`).
     """
     alone, whole = read_results(target), read_results(both)
     if {case: sorted(of) for case, of in alone.items()} != {case: sorted(of) for case, of in whole.items()}:

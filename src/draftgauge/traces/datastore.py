@@ -19,8 +19,7 @@ import pyarrow as pa
 from draftgauge.core.artefacts import parse_json
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import require_writable_file
-from draftgauge.core.process import alone
+from draftgauge.core.files import alone, require_writable_file
 from draftgauge.traces.shards import DamagedFileError, read_parquet, write_parquet
 
 FORMAT = "draftgauge-datastore"

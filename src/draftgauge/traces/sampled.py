@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.seeds import generator
+from draftgauge.core.parts import generator
 from draftgauge.traces.trace import SIGNALS, SampledDrafts, Trace
 
 DRAWS = 16  # that an average is taken over

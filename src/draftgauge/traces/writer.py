@@ -16,9 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from draftgauge.core.errors import TraceError, warn
-from draftgauge.core.files import append_lines, atomic_write_bytes, remove_temporaries, require_writable
+from draftgauge.core.files import append_lines, atomic_write_bytes, only_writer, remove_temporaries, require_writable
 from draftgauge.core.parts import UNCOMPRESSED
-from draftgauge.core.process import only_writer
 from draftgauge.traces.run import MANIFEST_NAME, Manifest
 from draftgauge.traces.sampled import with_chances
 from draftgauge.traces.shards import (

@@ -8,10 +8,12 @@ from draftgauge.verification.sampling import (
     check_finite,
     choose,
     draw,
+    entropy_bits,
     flip,
     probabilities,
+    read_signals,
+    signals,
 )
-from draftgauge.verification.signals import entropy_bits, read_signals, signals
 
 __all__ = [
     "NOT_FINITE",

@@ -23,7 +23,7 @@ from draftgauge.drafters.formats.layout import DRAFTED, EMBEDDING, FUSE, HEAD, M
 from draftgauge.drafters.formats.peagle import PEagleLayout, PEagleNet
 from draftgauge.drafters.formats.settings import MASKS, Settings
 from draftgauge.models.base import CachedModel
-from draftgauge.models.tap_rules import specforge_taps
+from draftgauge.models.taps import specforge_taps
 
 FORMATS = (
     "EAGLE-3 and P-EAGLE (SafeAILab, SGLang, DeepSpec, speculators), DFlash, DFlash2 and DSpark (z-lab, SpecForge, "

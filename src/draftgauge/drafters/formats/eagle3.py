@@ -26,9 +26,8 @@ from draftgauge.drafters.formats import writing
 from draftgauge.drafters.formats.decoder import ChainBranches, DrafterNet
 from draftgauge.drafters.formats.layout import HEAD, Layout, Shapes, read_windows, shared
 from draftgauge.drafters.formats.settings import Settings
-from draftgauge.drafters.reuse.attention import Heads
+from draftgauge.drafters.reuse.attention import Heads, joint_attention
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.drafters.reuse.joint import joint_attention
 from draftgauge.drafters.reuse.rotary import Tables, window
 
 Attend = Callable[[int, Heads], Tensor]

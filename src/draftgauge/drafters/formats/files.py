@@ -16,12 +16,12 @@ from transformers.utils import cached_file
 from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import ModelError
 from draftgauge.core.files import file_sha256
-from draftgauge.models.fingerprint import fingerprint
 from draftgauge.models.folder import (
     INDEX,
     check_index,
     check_pointers,
     explained,
+    fingerprint,
     is_drafter_checkpoint,
     read_settings,
     resolve_source,

@@ -22,8 +22,7 @@ from draftgauge.drafters.formats.files import checkpoint_fingerprint, is_checkpo
 from draftgauge.drafters.reuse.live import RECORDED_ANCHORS, ReuseDrafter
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
-from draftgauge.models.tap_plan import TapPlan
-from draftgauge.models.taps import Taps
+from draftgauge.models.taps import TapPlan, Taps
 from draftgauge.verification import NOT_FINITE, check_finite
 
 

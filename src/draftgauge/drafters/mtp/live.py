@@ -21,8 +21,7 @@ from draftgauge.drafters.reuse.persistence import is_mtp_head, load_drafter, rea
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import is_gguf, resolve_source
 from draftgauge.models.spec import read_configuration
-from draftgauge.models.tap_plan import TapPlan
-from draftgauge.models.taps import Taps
+from draftgauge.models.taps import TapPlan, Taps
 
 
 class MtpDrafter(CheckpointDrafter):

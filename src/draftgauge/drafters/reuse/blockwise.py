@@ -239,6 +239,15 @@ class BlockNet(ReuseNet):
             stream = layer(stream, embedded, context, tables, visible, size)
         return stream.unflatten(1, (-1, size))[:, :, before:]
 
+    def _unroll(self, tokens: Tensor, features: Features, depths: int, first: int, anchors: int) -> list[Tensor]:
+        """The first ``depths`` slots of the block of every anchor."""
+        if depths > self.config.block:
+            raise ModelError(f"a block of {self.config.block} tokens has no draft of {depths}: ask for fewer")
+        chunks = torch.arange(first, anchors).expand(len(tokens), -1).split(CHUNK_BLOCKS, 1)
+        seen = self.contexts(features.hidden, features.keys, features.values)
+        parts = [_run_blocks(self, tokens, seen, part)[:, :, :depths] for part in chunks]
+        return list(torch.cat(parts, 1).unbind(2))
+
 
 def block_states(net: BlockNet, tokens: Tensor, features: Features, anchors: Tensor) -> Tensor:
     """The states ``[B, A, b, H]`` of the blocks of anchors ``[B, A]`` in texts ``[B, T]``, packed under one mask.
@@ -251,15 +260,3 @@ def block_states(net: BlockNet, tokens: Tensor, features: Features, anchors: Ten
 def _run_blocks(net: BlockNet, tokens: Tensor, seen: Seen, anchors: Tensor) -> Tensor:
     places = anchors.to(tokens.device)
     return net.run(tokens.gather(1, (places + 1).clamp(max=tokens.shape[1] - 1)), anchors, seen, places + 1)
-
-
-def unroll_blocks(net: BlockNet, tokens: Tensor, features: Features, depths: int, first: int) -> list[Tensor]:
-    """As :func:`~draftgauge.drafters.reuse.unroll.unroll_states`: the first ``depths`` slots of the block of every
-    anchor, ``[B, A - first, H]`` each.
-    """
-    if depths > net.config.block:
-        raise ModelError(f"a block of {net.config.block} tokens has no draft of {depths}: ask for fewer")
-    anchors = torch.arange(first, tokens.shape[1] - 1 - depths).expand(len(tokens), -1).split(CHUNK_BLOCKS, 1)
-    seen = net.contexts(features.hidden, features.keys, features.values)
-    parts = [_run_blocks(net, tokens, seen, part)[:, :, :depths] for part in anchors]
-    return list(torch.cat(parts, 1).unbind(2))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
-from draftgauge.core.seeds import derive_seed
+from draftgauge.core.parts import derive_seed
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import DESIGNS, NORMS, WARM_START, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet

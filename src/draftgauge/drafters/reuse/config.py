@@ -10,9 +10,9 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
+from draftgauge.core.parts import TapRule
 from draftgauge.models.spec import context_of, head_dim, key_heads, layer_config, rope_kind
-from draftgauge.models.tap_plan import TapPlan, check_rope, tap_plan
-from draftgauge.models.tap_rules import TapRule
+from draftgauge.models.taps import TapPlan, check_rope, tap_plan
 
 NORMS = ("norm_before_fc", "norm_before_residual", "norm_output")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")  # by family
@@ -193,7 +193,7 @@ def reuse_config(
     """The configuration of a drafter for a target.
 
     Args:
-        taps: target layers to read, from 0, or a rule, see :func:`~draftgauge.models.tap_plan.tap_plan`.
+        taps: target layers to read, from 0, or a rule, see :func:`~draftgauge.models.taps.tap_plan`.
         choices: fields of :class:`ReuseConfig` that the target does not decide.
     """
     _check_choice("design", design, tuple(DESIGNS))

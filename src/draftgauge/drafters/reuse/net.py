@@ -1,5 +1,4 @@
-"""A reuse drafter as a network. :mod:`draftgauge.drafters.reuse.unroll` trains it,
-:mod:`draftgauge.drafters.reuse.drafting` drafts.
+"""A reuse drafter as a network. :meth:`ReuseNet.unroll` trains it, :mod:`draftgauge.drafters.reuse.drafting` drafts.
 
 Letters in shapes: ``B`` texts, ``T`` tokens, ``A`` anchors, ``K`` depths, ``S`` target layers that are read, ``N``
 branches of a draft. ``H`` hidden size, ``KV`` key/value heads, ``D`` head dimension, ``V`` logits of the drafter.
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.reuse.blocks import Block, BlockHeads, Memory, TokenParts
 from draftgauge.drafters.reuse.config import ReuseConfig
-from draftgauge.drafters.reuse.rotary import RotaryTables, Tables
+from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, window
+from draftgauge.models.taps import Features
 
 
 class ReuseNet(nn.Module):
@@ -124,6 +124,50 @@ class ReuseNet(nn.Module):
             memory = remember(layer, heads)
             stream = block(stream[:, skipped:], heads.since(skipped), memory, causal)
         return stream
+
+    def unroll(self, tokens: Tensor, features: Features, depths: int, first: int = 0) -> list[Tensor]:
+        """States ``[B, A - first, H]`` of all ``K`` depths from the anchors ``first..A-1``, with ``A = T - 1 - K``.
+
+        Training-time test (EAGLE-3, arXiv 2503.01840): teacher tokens in, own states passed on. Entry ``k`` predicts
+        ``x[t + 2 + k]`` for the anchor ``t`` of tokens ``[B, T]`` and their features. The anchors before ``first``, a
+        prompt's for instance, are context only: nothing is drafted from them.
+        """
+        anchors = tokens.shape[1] - 1 - depths
+        if depths < 1 or anchors < 1:
+            raise ModelError(
+                f"texts of {tokens.shape[1]} tokens are too short to draft {depths}: they need at least {depths + 2}"
+            )
+        return self._unroll(tokens, features, depths, first, anchors)
+
+    def _unroll(self, tokens: Tensor, features: Features, depths: int, first: int, anchors: int) -> list[Tensor]:
+        embedded = self.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]
+        parts = [block.token_parts(embedded) for block in self.blocks]
+        memories, tables = [Memory() for _ in self.blocks], self.tables(tokens.shape[1], embedded)
+        if self.traits.reads_kv:
+            assert features.keys is not None, "this design reads keys"
+            assert features.values is not None, "this design reads values"
+            cached = self.cast(features.keys[..., :anchors, :]), self.cast(features.values[..., :anchors, :])
+            places = window(self.tables(anchors, cached[0]), 0, anchors)
+            memories = [Memory(injected=block.injection(*cached, places)) for block in self.blocks]
+        # Self-attention sees depth 0 of every anchor; all else is made for the anchors that something is drafted from.
+        start = 0 if self.traits.self_attends else first
+        hidden = None if features.hidden is None else features.hidden[:, start:anchors]
+        stream: Tensor | None = None
+        states = []
+        for depth in range(depths):
+            begin, end = start + depth, anchors + depth
+            entering = self.entering(embedded[:, begin:end], hidden if depth == 0 else None, stream)
+            rows = [part.window(begin, end) for part in parts]
+            skipped = first - start  # rows of anchors that nothing is drafted from
+
+            def remember(layer: int, heads: BlockHeads, depth: int = depth, skipped: int = skipped) -> Memory:
+                memories[layer] = memories[layer].with_heads(heads, depth, skipped)
+                return memories[layer]
+
+            stream = self.depth(rows, entering, window(tables, begin + 1, end + 1), remember, skipped, causal=True)
+            start = first
+            states.append(stream)
+        return states
 
     def embed(self, tokens: Tensor) -> Tensor:
         embedded = self.cast(F.embedding(tokens, self.embedding))

@@ -23,6 +23,7 @@ from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import decoder_layers, final_norm, text_decoder
 from draftgauge.models.folder import explained
+from draftgauge.models.taps import Features
 
 
 class OwnLayerNet(ReuseNet):
@@ -59,7 +60,11 @@ class OwnLayerNet(ReuseNet):
     def cast(self, x: Tensor) -> Tensor:
         return x.to(self.core.projection.weight.dtype)
 
-    def unroll(self, tokens: Tensor, hidden: Tensor, depths: int, anchors: Tensor) -> list[Tensor]:
+    def _unroll(self, tokens: Tensor, features: Features, depths: int, first: int, anchors: int) -> list[Tensor]:
+        assert features.hidden is not None, "an MTP head reads hidden states"
+        return self.unroll_from(tokens, features.hidden[:, :, 0], depths, torch.arange(first, anchors)[None])
+
+    def unroll_from(self, tokens: Tensor, hidden: Tensor, depths: int, anchors: Tensor) -> list[Tensor]:
         """States ``[B, A, H]`` of all depths from ``anchors`` ``[B, A]`` or ``[1, A]``, where -1 is padding.
 
         Depth 0 runs for the whole text, as all pairs of the target's states are seen from behind them. At the other

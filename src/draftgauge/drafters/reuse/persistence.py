@@ -23,7 +23,7 @@ from draftgauge.drafters.reuse.building import attach
 from draftgauge.drafters.reuse.config import ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.models.base import CachedModel
-from draftgauge.models.fingerprint import fingerprint, was_sampled
+from draftgauge.models.folder import fingerprint, was_sampled
 
 DESCRIPTION = "drafter.json"
 WEIGHTS = "drafter.safetensors"

@@ -21,7 +21,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import MissingLibraryError, ModelError, warn
-from draftgauge.core.process import BUSY, machine_load
+from draftgauge.core.verb import BUSY, machine_load
 from draftgauge.models.tokenizer import difference
 
 INSTALL = "pip install 'draftgauge[gguf]'"

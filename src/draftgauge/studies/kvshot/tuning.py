@@ -28,7 +28,6 @@ from draftgauge.diagnostics.texts import HeldOutText, greedy_texts, text_batches
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.persistence import load_drafter, target_fingerprint
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import torch_threads
 from draftgauge.models.taps import batch_features
@@ -231,7 +230,7 @@ def held_out_kl(net: ReuseNet, module: PreTrainedModel, texts: Sequence[HeldOutT
     for batch in text_batches(texts, depths, next(net.parameters()).device):
         features = batch_features(module, batch.tokens, net.config.tap_plan)
         begin = batch.begin
-        for depth, states in enumerate(unroll_states(net, batch.tokens, features, depths, begin)):
+        for depth, states in enumerate(net.unroll(batch.tokens, features, depths, begin)):
             row, anchor = batch.counted(depth, begin + states.shape[1])[:, begin:].nonzero(as_tuple=True)
             taught = features.logits[row, begin + anchor + 1 + depth]
             taught = (taught if net.d2t is None else taught[:, net.d2t]).float().log_softmax(-1)

@@ -21,8 +21,7 @@ from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.models.device import activation_dtype, choose_device, on_meta, torch_threads, weight_bytes
 from draftgauge.training.optimise import arithmetic
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import DataOrder, collate, usable
-from draftgauge.training.reuse.data import existing_answers, is_reference, question_count
+from draftgauge.training.reuse.data import DataOrder, collate, existing_answers, is_reference, question_count, usable
 from draftgauge.training.reuse.features import MANIFEST, check_disk, token_bytes
 from draftgauge.training.reuse.loss import CHUNK_ELEMENTS
 from draftgauge.training.reuse.prepare import cached_layers, check, drafter_config, known_fingerprint, target_config

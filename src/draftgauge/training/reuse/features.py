@@ -23,14 +23,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.files import nearest_existing, remove_temporaries, replacing, require_writable
+from draftgauge.core.files import alone, nearest_existing, remove_temporaries, replacing, require_writable
 from draftgauge.core.parts import UNCOMPRESSED, current_compression
-from draftgauge.core.process import alone
 from draftgauge.core.progress import Progress, silent
 from draftgauge.models.spec import head_dim, key_heads
 from draftgauge.models.taps import Features, TapPlan, batch_features, nowhere
 from draftgauge.training.reuse.answers import Answers, Conversation, groups
-from draftgauge.training.reuse.batches import Batch
+from draftgauge.training.reuse.data import Batch
 
 MANIFEST = "features.json"
 CACHE = Artefact("draftgauge-features", 1, "description of cached features", "remove its folder, or choose another")

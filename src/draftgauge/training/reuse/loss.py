@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftgauge.training.reuse.batches import Batch
+from draftgauge.training.reuse.data import Batch
 from draftgauge.training.reuse.request import HARD, SOFT
 
 TV_CROSS_ENTROPY = 0.1  # share of the cross-entropy in the loss tv

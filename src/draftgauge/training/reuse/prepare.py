@@ -18,8 +18,7 @@ from draftgauge.drafters.reuse.building import check_warm_start
 from draftgauge.drafters.reuse.config import NORMS, ReuseConfig, reuse_config
 from draftgauge.drafters.reuse.persistence import read_config
 from draftgauge.models.device import check_compression, check_devices, choose_device, numbered
-from draftgauge.models.fingerprint import fingerprint
-from draftgauge.models.folder import model_folder
+from draftgauge.models.folder import fingerprint, model_folder
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, tap_plan

@@ -16,10 +16,10 @@ from draftgauge.core.parts import (
     Compression,
     DeviceSpec,
     SeedSpec,
+    TapRule,
     TeacherSpec,
     at_least_one,
 )
-from draftgauge.models.tap_rules import TapRule
 
 PRECISIONS = ("auto", "fp32", "bf16")
 TRACKERS = ("tensorboard", "wandb", "trackio")

@@ -25,12 +25,9 @@ from draftgauge.drafters.reuse.blocks import Block, Injection
 from draftgauge.drafters.reuse.blockwise import BlockNet
 from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.net import ReuseNet
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.base import Part, catching_heads
 from draftgauge.models.engines.lean_weights import FAMILIES
-from draftgauge.models.tap_plan import nearest_full
-from draftgauge.models.tap_rules import default_taps
-from draftgauge.models.taps import batch_features, nowhere
+from draftgauge.models.taps import batch_features, default_taps, nearest_full, nowhere
 from draftgauge.training.reuse.request import RANDOM, SELF
 
 PARTS: tuple[Part, ...] = ("queries", "keys", "values")
@@ -177,7 +174,7 @@ def _balance(net: ReuseNet, module: PreTrainedModel, texts: Sequence[Tensor]) ->
             )
         for text in long_enough[:BALANCED_TEXTS]:
             ids = text.to(net.embedding.device)[None]
-            unroll_states(net, ids, batch_features(module, ids, net.config.tap_plan, nowhere(ids)), BALANCED_DEPTHS)
+            net.unroll(ids, batch_features(module, ids, net.config.tap_plan, nowhere(ids)), BALANCED_DEPTHS)
     for block, join in joined.items():
         stream, added = (float(torch.stack(squares[watched]).mean()) ** 0.5 for watched in (block, join))
         for attention in (block.self_attention, block.chain_attention):

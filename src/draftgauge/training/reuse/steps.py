@@ -21,23 +21,28 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftgauge.core.errors import DivergenceError, DraftgaugeError
+from draftgauge.core.parts import generator
 from draftgauge.core.progress import Progress
-from draftgauge.core.seeds import generator
 from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
-from draftgauge.drafters.reuse.unroll import unroll_states
 from draftgauge.models.device import peak_memory_gib
 from draftgauge.training.checkpoints import load_checkpoint, save_checkpoint
 from draftgauge.training.optimise import Schedule, arithmetic, autocast_dtype, optimise
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.batches import Batch, DataOrder, Recent, collate, draw_anchors, trained_positions
+from draftgauge.training.reuse.data import Batch, DataOrder, Recent, collate, draw_anchors, trained_positions
 from draftgauge.training.reuse.features import FeatureSource
 from draftgauge.training.reuse.loss import Figures, backward_through_depths, depth_weights, teach
 from draftgauge.training.reuse.prepare import Job
 from draftgauge.training.reuse.request import BLOCK, CLIP, MUON, WEIGHT_DECAY
-from draftgauge.training.reuse.statistics import GateWatch, gradient_row, parameter_groups
-from draftgauge.training.reuse.tracking import Tracker, TrainResult, open_trackers
+from draftgauge.training.reuse.tracking import (
+    GateWatch,
+    Tracker,
+    TrainResult,
+    gradient_row,
+    open_trackers,
+    parameter_groups,
+)
 
 BETAS = (0.9, 0.95)
 MUON_RATE = 4.0  # times that of the other parameters
@@ -247,12 +252,12 @@ class Training:
             self.gates.count_rows([batch.trained(depth) for depth in range(request.depths)])
             if batch.drawn is not None and isinstance(self.net, OwnLayerNet):
                 assert features.hidden is not None
-                states = self.net.unroll(batch.tokens, features.hidden[:, :, 0], request.depths, batch.drawn)
+                states = self.net.unroll_from(batch.tokens, features.hidden[:, :, 0], request.depths, batch.drawn)
             elif isinstance(self.net, BlockNet):
                 assert batch.drawn is not None
                 states = list(block_states(self.net, batch.tokens, features, batch.drawn).unbind(2))
             else:
-                states = unroll_states(self.net, batch.tokens, features, request.depths, batch.first)
+                states = self.net.unroll(batch.tokens, features, request.depths, batch.first)
             confidence = self.net.confidence_logits if isinstance(self.net, BlockNet) and self.net.confidence else None
             return backward_through_depths(states, self.net.logits, teacher, batch, scales, request.loss, confidence)
 

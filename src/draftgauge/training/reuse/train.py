@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from draftgauge.core.errors import warn
-from draftgauge.core.files import require_writable
-from draftgauge.core.process import only_writer
+from draftgauge.core.files import only_writer, require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.drafters.reuse.building import frequent_tokens, new_net, start_norm, warm_start
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -19,15 +18,13 @@ from draftgauge.drafters.reuse.persistence import load_drafter, save_drafter, ta
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import keep_freed_memory, torch_threads
 from draftgauge.training.reuse.answers import Answers, Conversation
-from draftgauge.training.reuse.batches import usable
-from draftgauge.training.reuse.data import answers_of, load_target, token_counts
+from draftgauge.training.reuse.data import answers_of, load_target, token_counts, usable
 from draftgauge.training.reuse.features import CachedFeatures, FeatureSource, OnlineFeatures, cache_identity, make_cache
 from draftgauge.training.reuse.prepare import Job, check, known_fingerprint, open_run
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.start import start_attention
-from draftgauge.training.reuse.statistics import gates_of
 from draftgauge.training.reuse.steps import Report, Training, Watch, arithmetic, autocast
-from draftgauge.training.reuse.tracking import TrainResult, finished
+from draftgauge.training.reuse.tracking import TrainResult, finished, gates_of
 from draftgauge.training.world import joined
 
 

@@ -6,8 +6,7 @@ import pytest
 from rich.segment import Segment, Segments
 from rich.table import Table
 
-from draftgauge.cli.console import Output
-from draftgauge.core.table import printable
+from draftgauge.cli.console import Output, printable
 
 
 @pytest.mark.parametrize(
