@@ -19,8 +19,8 @@ from draftgauge.api import profile
 from draftgauge.api import rank as module
 from draftgauge.cli.rank import show_ranking
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.judging.fitting import two_source
-from draftgauge.judging.fitting.two_source import FITTED, fitted_to
+from draftgauge.judging import fitting
+from draftgauge.judging.fitting import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
 from draftgauge.judging.replay import best_fixed_gamma, replay, replay_fixed_all
 from draftgauge.models.folder import reference_path
@@ -67,7 +67,7 @@ def test_what_models_ship_with_and_what_engines_look_up_are_one_table(tmp_path: 
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     drafters = ("mtp", str(CHECKPOINTS / "eagle3-norms"), str(CHECKPOINTS / "dflash-flat"), "suffix", "lookup")
     given = {"target": str(tmp_path / "target"), "prompts": str(tmp_path / "prompts.jsonl"), "out": tmp_path / "rank"}
-    rows = dg.rank(**SMALL | given | {"drafters": drafters})
+    rows = dg.rank(**SMALL | given | {"drafters": drafters, "live": 1})
     assert [row for row in rows if "error" in row] == []
     assert {row["drafter"] for row in rows} == {*drafters, "no-draft"}
     assert len({row["rank"] for row in rows}) == len(rows) == 6
@@ -77,8 +77,7 @@ def test_what_models_ship_with_and_what_engines_look_up_are_one_table(tmp_path: 
     show_ranking(rows)
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("mtp", "eagle3-norms", "dflash-flat", "suffix", "lookup"))
-    live = dg.rank(**SMALL | given | {"drafters": drafters, "live": 1})
-    assert all(row["live_mismatched_prompts"] == 0 for row in live if row["drafter"] != "no-draft")
+    assert all(row["live_mismatched_prompts"] == 0 for row in rows if row["drafter"] != "no-draft")
 
 
 def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:
@@ -292,7 +291,7 @@ def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: 
         learnt.append({(prompt.task, prompt.identifier) for prompt in part.prompts})
         return fitted_to(part, costs)
 
-    monkeypatch.setattr(two_source, "fitted_to", watched)
+    monkeypatch.setattr(fitting, "fitted_to", watched)
     (row, *_) = rank_rows({"one": (trace, costs)})
     assert [len(part) for part in (*learnt, learnt[0] & learnt[1])] == [16, 16, 0]
     assert [len({task for task, _ in part}) for part in learnt] == [4, 4]  # all tasks in each
