@@ -36,7 +36,7 @@ from tiny import tiny_model, tiny_tokenizer, tokens
 VOCABULARY = 8
 # Families, and how many heads; those of transformers' own MTP code first.
 OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "sarvam_moe", "deepseek_v3:3", "sarvam_mla", "mellum", "bailing_hybrid")
-OTHERS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen2", "mimo_v2_flash:3", "step3p7:2", "nemotron_h")
+OTHERS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen2:2", "mimo_v2_flash:3", "step3p7:2", "nemotron_h")
 OTHERS += ("ernie4_5", "hy_v3", "longcat_flash")
 
 
@@ -104,7 +104,6 @@ def test_logits_are_those_of_layers_of_the_family(made: Any, kind: str) -> None:
     if kind == "qwen3_5_text":
         before = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc")
         config = model.config.__class__(**model.config.to_dict() | {"layer_types": ["full_attention"] * 4})
-        config._attn_implementation = "eager"
         whole = loaded(qwen3_5.Qwen3_5DecoderLayer(config, 0), "")
     else:  # half of a layer of the target, without experts
         before = ("layers.0.enorm.m", "layers.0.hnorm.m", "layers.0.eh_proj")
@@ -145,16 +144,8 @@ def test_output_is_the_plain_one_and_replay_is_live(made: Any, kind: str, monkey
 
     assert_greedy_is_plain(target, make, tokens(9, vocabulary=VOCABULARY).tolist())
     assert_replay_is_live(target, make, [2], {7})  # later heads have nothing to begin with
-
-
-@pytest.mark.parametrize("kind", ["qwen2:2", "mellum"])
-def test_sampled_output_has_the_targets_law(made: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    _, target = made(kind)
-    source = MtpSource.load(None, target, LoadOptions())
-    taps = attach_taps(target, source.tap_plan)
-    assert_sampling_keeps_the_law(
-        monkeypatch, target, target.module, lambda how: source.drafter(target, taps, how), [1, 0, 1]
-    )
+    if kind in ("qwen2:2", "mellum", "longcat_flash"):
+        assert_sampling_keeps_the_law(monkeypatch, target, target.module, make, [1, 0, 1])
 
 
 def test_tensors_that_were_extracted_draft_the_same(made: Any, tmp_path: Path) -> None:
@@ -201,7 +192,6 @@ def _is_of_head(kind: str, name: str) -> bool:
         ("deepseek_v3", lambda held: held, "policy fixed:8: gamma must be 0 to 3, the longest draft here"),
         ("deepseek_v3", lambda held: dict(list(held.items())[::2]), "its MTP head lacks .* half copied?"),
         ("qwen3_5_text", lambda held: {}, "holds no MTP head"),
-        ("llama", lambda held: {}, "MTP heads of llama targets are not run here: .* holds no MTP tensors"),
         ("llama", lambda held: {"mtp.fc.weight": torch.zeros(1)}, "of llama .* holds mtp.fc.weight, and wanted are"),
     ],
 )
