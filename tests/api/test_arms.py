@@ -154,8 +154,8 @@ def test_a_first_difference_is_a_near_tie_where_the_target_was_undecided(dtype: 
     for n, token in enumerate((2, 3, 4, 1)):  # nothing is asked where outputs agree
         arms[0].runs[n], arms[1].runs[n] = ([ArmRun([1, each, 0], 1, 2, 0.5, 0.1)] for each in (1, token))
     note_near_ties(target, arms, prompts)
-    row = bench_rows(arms, prompts, "bf16")[-1]
-    assert (row["mismatched_prompts"], row["near_ties"], target.forward.call_count) == (3, ties, 3)
+    counts = [bench_rows(arms, prompts, "bf16")[-1][key] for key in ("mismatched_prompts", "near_ties")]
+    assert [*counts, target.forward.call_count] == [3, ties, 3]
 
 
 def test_turns_of_a_conversation_are_drawn_together() -> None:

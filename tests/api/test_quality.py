@@ -25,18 +25,15 @@ from tiny import one_pass, save_noisy, save_tiny, tiny_model, tokens
 def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("models")
     prompts = folder / "prompts.jsonl"
-    lines = [{"id": str(number), "task": "code", "prompt": f"w{number} w2 w5"} for number in range(3)]
-    prompts.write_text("\n".join(map(json.dumps, lines)))
-    target, drafter = save_tiny(folder / "target"), save_noisy(folder / "draft")
-    pair = {"target": str(target), "drafter": str(drafter), "device": "cpu", "prompts": str(prompts)}
-    return pair | {"max_new_tokens": 8, "gamma_max": 2, "cost_seconds": 0.2}
+    prompts.write_text("\n".join(json.dumps({"task": "code", "prompt": f"w{number} w2 w5"}) for number in range(3)))
+    pair = {"target": str(save_tiny(folder / "target")), "drafter": str(save_noisy(folder / "draft")), "device": "cpu"}
+    return pair | {"prompts": str(prompts), "max_new_tokens": 8, "gamma_max": 2, "cost_seconds": 0.2}
 
 
 def test_divergence_and_agreement_are_those_of_the_definition() -> None:
     p, q = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.8, 0.0]]), torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.8, 0.0]])
     found = compared([(p + 1e-30).log()], [(q + 1e-30).log()])
-    expected = (0.5 * torch.tensor(2.0).log() - 0.25 * torch.tensor(2.0).log()) / 2
-    assert found == {"kl": pytest.approx(float(expected)), "agreement": 0.5, "positions": 2}
+    assert found == {"kl": pytest.approx(float(torch.tensor(2.0).log()) / 8), "agreement": 0.5, "positions": 2}
     assert compared([p.log()[:1]], [p.log()[:1]]) == {"kl": 0.0, "agreement": 1.0, "positions": 1}
 
 
