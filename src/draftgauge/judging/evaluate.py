@@ -13,8 +13,8 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import Replay, _best_of, best_fixed_gamma, plain_replay, replay, replay_fixed_all
-from draftgauge.judging.splits import EVERYTHING, Design
 from draftgauge.judging.speed import LEVEL
+from draftgauge.judging.splits import EVERYTHING, Design
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns, holm
 from draftgauge.judging.verdict import recommend
 from draftgauge.policies.base import Extends, Policy
@@ -91,8 +91,8 @@ def evaluate(
       ``references`` aside, for which it is None;
     * ``best_rival``: the fastest of the tuned policies on those prompts, with ``gain_over_rival``,
       ``gain_over_rival_low`` and ``_high`` over it; None without tuned policies;
-    * ``captured``: share of the speed-up from that length to the drafter's hindsight optimum; negative below that
-      length, None where the optimum is less than 1% faster than it;
+    * ``captured``: share of the speed-up from that length to the drafter's hindsight optimum; None where that is
+      below 1%;
     * ``recommended``: whether it is the simplest policy that is level with the fastest, see
       :func:`~draftgauge.judging.verdict.recommended`; of fixed lengths only the best one is a candidate.
 
