@@ -43,8 +43,7 @@ from draftgauge.pair.prompts import prompts_of
 from draftgauge.pair.recording import batch_models
 from draftgauge.policies.batch import BatchPolicy, make_batch_policy
 from draftgauge.traces.costs import BatchCosts, CostCurve
-from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
-from draftgauge.traces.trace import Trace
+from draftgauge.traces.trace import Trace, distinct_ratio, prompt_gram_counts
 
 REQUESTS = 4  # that each slot serves at least
 

@@ -21,7 +21,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from draftgauge.api.profile import profile
 from draftgauge.core.prompts import TEST
-from draftgauge.judging.fitting.logistic import judged_tokens
+from draftgauge.judging.fitting import judged_tokens
 from draftgauge.models.folder import REFERENCE
 from draftgauge.studies.kvshot.presets import make_study
 from draftgauge.traces.run import read_trace

@@ -20,9 +20,8 @@ from draftgauge.pair.loading import Pair, load_pair
 from draftgauge.pair.prompts import choose_prompts, encode_prompts
 from draftgauge.pair.recording import make_manifests, record_missing
 from draftgauge.requests import DraftSpec, OutputSpec, PairSpec, ProfileRequest, PromptSpec
-from draftgauge.traces.repetition import gram_counts
 from draftgauge.traces.run import read_trace
-from draftgauge.traces.trace import Trace, select
+from draftgauge.traces.trace import Trace, gram_counts, select
 from draftgauge.traces.writer import TraceWriter
 from recipes.reference_pair import measures
 from recipes.reference_pair.recipe import DRAFT_SHAPES

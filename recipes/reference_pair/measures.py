@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftgauge.models.base import CachedModel, watching
-from draftgauge.traces.repetition import LENGTH
+from draftgauge.traces.trace import LENGTH
 from recipes.reference_pair.tasks import chat, code, summarization
 from recipes.reference_pair.tasks import math as arithmetic
 

@@ -19,8 +19,7 @@ from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.rendering import Rendering
-from draftgauge.judging.fitting.logistic import fit_stopping
-from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.fitting import FITTED, fit_stopping
 from draftgauge.judging.splits import split_trace
 from draftgauge.pair import deployed
 from draftgauge.policies.fitted import load_fitted, save_fitted

@@ -19,8 +19,8 @@ from draftgauge.api import profile
 from draftgauge.api import rank as module
 from draftgauge.cli.rank import show_ranking
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.judging.fitting import two_source
-from draftgauge.judging.fitting.two_source import FITTED, fitted_to
+from draftgauge.judging import fitting
+from draftgauge.judging.fitting import FITTED, fitted_to
 from draftgauge.judging.ranking import on_one_target, rank_rows
 from draftgauge.judging.replay import best_fixed_gamma, replay, replay_fixed_all
 from draftgauge.models.folder import reference_path
@@ -292,7 +292,7 @@ def test_rules_are_fitted_to_a_drafter_and_judged_on_other_prompts(monkeypatch: 
         learnt.append({(prompt.task, prompt.identifier) for prompt in part.prompts})
         return fitted_to(part, costs)
 
-    monkeypatch.setattr(two_source, "fitted_to", watched)
+    monkeypatch.setattr(fitting, "fitted_to", watched)
     (row, *_) = rank_rows({"one": (trace, costs)})
     assert [len(part) for part in (*learnt, learnt[0] & learnt[1])] == [16, 16, 0]
     assert [len({task for task, _ in part}) for part in learnt] == [4, 4]  # all tasks in each

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftgauge.checkup.checks import Evidence, examine
-from draftgauge.judging.contexts import acceptance_by_context, advice_by_context, lengths_by_context
+from draftgauge.judging.acceptance import acceptance_by_context, advice_by_context, lengths_by_context
 from draftgauge.judging.replay import replay_fixed_all
 from draftgauge.traces.costs import CostCurve, extended, fit_law, laws_of
 from draftgauge.traces.engine_costs import EngineCosts

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.judging.fitting.logistic import fit_stopping
-from draftgauge.judging.fitting.speckv import fit_speckv
-from draftgauge.judging.fitting.two_source import fit_two_source
+from draftgauge.judging.fitting import fit_speckv, fit_stopping, fit_two_source
 from draftgauge.judging.replay import replay
 from draftgauge.policies import Signal, Step, make_policy
 from draftgauge.policies.fitted import FittedPolicy, bundled_policy, fitted_policy, load_fitted, save_fitted

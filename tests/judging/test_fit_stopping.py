@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftgauge.judging.fitting.logistic import accepted_by_depth, fit_stopping, judged_tokens
+from draftgauge.judging.fitting import accepted_by_depth, fit_stopping, judged_tokens
 from draftgauge.judging.replay import best_fixed_gamma, replay, replay_fixed_all
 from draftgauge.policies.fitted import fitted_policy
 from draftgauge.policies.stopping import ThroughputStopping

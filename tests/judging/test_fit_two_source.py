@@ -9,8 +9,7 @@ import pytest
 
 from draftgauge.core.config import from_mapping
 from draftgauge.core.errors import TraceError
-from draftgauge.judging.fitting.logistic import fit_stopping
-from draftgauge.judging.fitting.two_source import TAIL_WEIGHTS, _examples, fit_two_source
+from draftgauge.judging.fitting import TAIL_WEIGHTS, _examples, fit_stopping, fit_two_source
 from draftgauge.judging.hindsight import text_runs
 from draftgauge.judging.replay import replay
 from draftgauge.policies.fitted import FittedPolicy, fitted_policy

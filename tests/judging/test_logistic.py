@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit
 
 from draftgauge.core.errors import TraceError
-from draftgauge.judging.fitting.logistic import fit_logistic
+from draftgauge.judging.fitting import fit_logistic
 
 
 def test_it_is_at_the_optimum_whatever_the_order_of_the_examples() -> None:

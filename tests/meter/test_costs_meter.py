@@ -15,8 +15,7 @@ from draftgauge.drafters.base import Draft
 from draftgauge.judging.replay import replay
 from draftgauge.meter import MeterPlan, default_contexts, measure_costs
 from draftgauge.meter.costs import FEWEST_TO_TELL, _above_noise, _curve, rows_of
-from draftgauge.meter.schedule import LEAST_ROUNDS, Bench, Schedule
-from draftgauge.meter.steps import BACKLOGS, KeepsPrompt, Sample
+from draftgauge.meter.steps import BACKLOGS, LEAST_ROUNDS, Bench, KeepsPrompt, Sample, Schedule
 from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.spec import make_policy

@@ -20,7 +20,7 @@ from draftgauge.models.folder import PAIR_FOLDER, PARTS, bundled_questions, refe
 from draftgauge.models.loading import load_model, load_tokenizer
 from draftgauge.models.tokenizer import check_same_vocabulary, encode_prompt, end_tokens
 from draftgauge.policies import make_policy
-from draftgauge.traces.repetition import gram_counts
+from draftgauge.traces.trace import gram_counts
 
 SPLITS = ("train", "validation", "test")
 PACKAGE = Path(draftgauge.__file__).parent

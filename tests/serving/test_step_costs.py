@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftgauge.serving.step_costs import LONGEST, costs_of_steps
+from draftgauge.traces.engine_costs import LONGEST, costs_of_steps
 
 STEPS = {1: [0.012, 0.013, 0.014], 4: [0.016], 8: [0.030]}
 WHOLE = [0.010, 0.013, 0.014, 0.015, 0.016, 0.0195, 0.023, 0.0265, 0.030]

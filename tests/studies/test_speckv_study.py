@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.studies.speckv import heldout, measured, paper, predictors, published
+from draftgauge.studies.speckv import measured, paper, predictors
 from draftgauge.studies.speckv.importer import read_records
 from draftgauge.studies.speckv.page import COLUMNS, render_speckv
 from draftgauge.studies.speckv.records import COMPRESSIONS, TASKS, Records, Runs
@@ -46,7 +46,7 @@ def pick(rows: Rows, table: str, **cells: object) -> dict[str, Any]:
 
 @needs_records
 def test_table_1_to_the_published_digit(paper_rows: Rows) -> None:
-    for policy, by_compression in published.POLICY_TOKENS.items():
+    for policy, by_compression in paper.PUBLISHED_POLICY_TOKENS.items():
         for compression, tokens in by_compression.items():
             # Forests differ by scikit-learn version in the fourth digit, which is enough to round the other way.
             tolerance = 0.011 if policy == "SpecKV-accurate" and compression != "all" else 0.005
@@ -56,7 +56,7 @@ def test_table_1_to_the_published_digit(paper_rows: Rows) -> None:
 
 @needs_records
 def test_intervals_to_the_published_digit(paper_rows: Rows) -> None:
-    for policy, (low, high) in published.INTERVALS.items():
+    for policy, (low, high) in paper.PUBLISHED_INTERVALS.items():
         row = pick(paper_rows, "policies", policy=policy, compression="all")
         tolerance = 5.1e-4 if policy != "SpecKV-accurate" else 5e-3
         assert (row["low"], row["high"]) == (pytest.approx(low, abs=tolerance), pytest.approx(high, abs=tolerance))
@@ -118,14 +118,14 @@ def test_costs_of_the_published_runs(author: Records) -> None:
 
 @needs_records
 def test_with_prompts_held_out_the_forest_loses_its_lead(author: Records) -> None:
-    own = heldout.own_rate(author, heldout.held_out_tokens(author, "RF-10"))
+    own = predictors.own_rate(author, predictors.held_out_tokens(author, "RF-10"))
     assert predictors.scores(own, author.steps.rate)[0] == pytest.approx(0.62, abs=0.01)  # 0.767 with steps held out
-    own = heldout.own_rate(author, heldout.held_out_tokens(author, "MLP-16"))
+    own = predictors.own_rate(author, predictors.held_out_tokens(author, "MLP-16"))
     assert predictors.scores(own, author.steps.rate)[0] == pytest.approx(0.647, abs=0.005)
 
 
 def test_no_prompt_is_in_two_folds(made_up: Records) -> None:
-    folds, prompts = heldout.prompt_folds(made_up), made_up.prompt_of_step
+    folds, prompts = predictors.prompt_folds(made_up), made_up.prompt_of_step
     assert all(len(np.unique(folds[prompts == prompt])) == 1 for prompt in range(made_up.prompts))
     for task in range(len(TASKS)):
         assert len(np.unique(folds[made_up.steps.task == task])) == 2  # two prompts of each task, in different folds

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from draftgauge.traces.repetition import distinct_share, gram_counts
+from draftgauge.traces.trace import distinct_share, gram_counts
 
 
 def test_grams_are_counted_by_hand() -> None:

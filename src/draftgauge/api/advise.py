@@ -16,7 +16,7 @@ from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.files import atomic_write_text, require_writable_file
 from draftgauge.core.prompts import TEST
 from draftgauge.core.verb import verb
-from draftgauge.judging.contexts import advice_by_context
+from draftgauge.judging.acceptance import advice_by_context
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.replay import can_replay
 from draftgauge.judging.splits import EVERYTHING, Design, design_of

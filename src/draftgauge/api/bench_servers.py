@@ -27,8 +27,7 @@ from draftgauge.serving.client import CLIENTS, complete
 from draftgauge.serving.counters import served_models
 from draftgauge.serving.engines import engine_of
 from draftgauge.serving.launching import DRAFT, started
-from draftgauge.serving.step_costs import costs_of_steps
-from draftgauge.traces.engine_costs import EngineCosts
+from draftgauge.traces.engine_costs import EngineCosts, costs_of_steps
 
 ROOM = 4096  # tokens of a prompt and its answer in a server that is started
 

@@ -19,7 +19,7 @@ from draftgauge.core.files import require_writable
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.verb import verb
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.fitting import FITTED
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.models.device import lacks_library, torch_threads
 from draftgauge.pair.loading import Pair, load_pair

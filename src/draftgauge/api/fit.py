@@ -14,9 +14,7 @@ from draftgauge.core.prompts import TEST, TRAIN, VALIDATION
 from draftgauge.core.provenance import command_line, timestamp
 from draftgauge.core.verb import verb
 from draftgauge.judging.evaluate import evaluate_design
-from draftgauge.judging.fitting.logistic import fit_stopping
-from draftgauge.judging.fitting.speckv import fit_speckv
-from draftgauge.judging.fitting.two_source import fit_two_source
+from draftgauge.judging.fitting import fit_speckv, fit_stopping, fit_two_source
 from draftgauge.judging.ranking import tune_rivals
 from draftgauge.judging.splits import (
     EVERYTHING,

@@ -25,7 +25,7 @@ from draftgauge.core.verb import verb
 from draftgauge.decoding.recorder import Answer
 from draftgauge.drafters.base import LoadOptions, choose_drafter, drafter_kind
 from draftgauge.judging.evaluate import ALL_TASKS
-from draftgauge.judging.fitting.two_source import FITTED, fitted_to
+from draftgauge.judging.fitting import FITTED, fitted_to
 from draftgauge.judging.ranking import ENGINE_RULES, LOOKUPS, on_one_target, rank_rows
 from draftgauge.judging.replay import plain_replay, replay
 from draftgauge.judging.splits import MIN_PROMPTS, design_of

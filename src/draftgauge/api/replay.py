@@ -9,8 +9,8 @@ from draftgauge.api.datastore import read_stored
 from draftgauge.api.runs import Run, fitted_here
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.verb import verb
+from draftgauge.judging.acceptance import acceptance_by_context
 from draftgauge.judging.batch_rows import batch_rows
-from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, evaluate_design
 from draftgauge.judging.ranking import tune_rivals
 from draftgauge.judging.replay import can_replay
@@ -30,7 +30,7 @@ def replay(request: ReplayRequest, *, objects: Mapping[str, Policy] | None = Non
 
     Args:
         request: what to replay; by default the policies of every comparison, fitted ones in the run's folder, and
-            ``two-source`` fitted by :func:`~draftgauge.judging.fitting.two_source.replay_fitted`, without a datastore.
+            ``two-source`` fitted by :func:`~draftgauge.judging.fitting.replay_fitted`, without a datastore.
         objects: policies of your own by name, beside the named ones, or alone where none is named. Every run gets a
             fresh copy.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.table import Rows
-from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
+from draftgauge.judging.fitting import FITTED, replay_fitted
 from draftgauge.judging.replay import Replay
 from draftgauge.judging.splits import Design, design_of, fitted_on, warn_of_other_pairs, warn_of_seen
 from draftgauge.policies.fitted import FITTED_SUFFIX, is_fitted, load_fitted

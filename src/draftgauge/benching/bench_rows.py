@@ -18,7 +18,7 @@ from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import recommend, say_verdict
 from draftgauge.policies.spec import FIXED
 from draftgauge.requests import PLAIN
-from draftgauge.traces.repetition import distinct_share
+from draftgauge.traces.trace import distinct_share
 
 SAME_RUNS = "same runs"  # a fixed length chosen by the very runs that it is compared on, which favours it
 ASKED = "asked for"

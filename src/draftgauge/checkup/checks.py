@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.parts import LEVELS
-from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.contexts import acceptance_by_context
-from draftgauge.judging.contexts import shown as of_contexts
+from draftgauge.judging.acceptance import acceptance_by_context, acceptance_by_depth
+from draftgauge.judging.acceptance import shown as of_contexts
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.replay import plain_replay, replay_fixed_all
 from draftgauge.serving.advice import acceptance_to_pay

@@ -27,7 +27,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from draftgauge.cli import advise, bench, datastore, demo, doctor, generate, profile, rank, replay, study, train
+from draftgauge.cli import advise, bench, datastore, doctor, generate, profile, rank, replay, study, train
 from draftgauge.cli.console import (
     EXIT_INCOMPLETE,
     EXIT_USAGE,
@@ -231,7 +231,7 @@ def make_app() -> App:
         ),
         'Run: draftgauge generate "What is 37 + 45?" --policy stopping --show-drafts': (
             ("generate", generate.generate, ""),
-            ("demo", demo.demo, KEPT),
+            ("demo", generate.demo, KEPT),
             stores,
         ),
         "Train: draftgauge train --target T --prompts train.jsonl --out drafter": (

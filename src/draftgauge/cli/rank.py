@@ -80,7 +80,7 @@ def show_ranking(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def say_how_to_fit(settings: Sequence[str]) -> None:
     """Where one of them is no policy yet: what it is, and how to make it one."""
-    from draftgauge.judging.fitting.two_source import FITTED
+    from draftgauge.judging.fitting import FITTED
 
     if FITTED in settings:
         say(

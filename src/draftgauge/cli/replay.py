@@ -44,7 +44,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
     pooled = [row for row in rows if row["task"] == "all"]
     show_table(_title(pooled), pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
     show_verdicts(pooled)
-    from draftgauge.judging.contexts import shown
+    from draftgauge.judging.acceptance import shown
 
     by_context = {label(row): row["acceptance_by_context"] for row in pooled if "acceptance_by_context" in row}
     for name, rates in by_context.items():

@@ -17,7 +17,7 @@ from draftgauge.core.errors import DraftgaugeError, PromptError
 from draftgauge.models.base import ModelSpec
 from draftgauge.models.spec import check_tokens, context_note
 from draftgauge.policies.base import Step
-from draftgauge.traces.repetition import distinct_share
+from draftgauge.traces.trace import distinct_share
 from draftgauge.verification import Sampling
 
 Detokenize = Callable[[list[int]], str]

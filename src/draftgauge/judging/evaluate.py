@@ -22,8 +22,7 @@ from draftgauge.policies.fixed import FixedLength
 from draftgauge.policies.ngrams import StoredTexts
 from draftgauge.policies.spec import NO_DRAFT, PolicySpec
 from draftgauge.traces.costs import CostCurve
-from draftgauge.traces.repetition import distinct_ratio, prompt_gram_counts
-from draftgauge.traces.trace import Trace, conversations
+from draftgauge.traces.trace import Trace, conversations, distinct_ratio, prompt_gram_counts
 
 ALL_TASKS = "all"
 SAME_PROMPTS = "same prompts"

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.judging.acceptance import acceptance_by_depth
-from draftgauge.judging.contexts import CONTEXTS
+from draftgauge.judging.acceptance import CONTEXTS, acceptance_by_depth
 from draftgauge.judging.evaluate import ALL_TASKS, Rivals, task_masks
-from draftgauge.judging.fitting.two_source import FITTED, replay_fitted
+from draftgauge.judging.fitting import FITTED, replay_fitted
 from draftgauge.judging.replay import Replay, best_fixed_gamma, can_replay, plain_replay, replay
 from draftgauge.judging.splits import Design, design_of
 from draftgauge.judging.statistics.bootstrap import columns

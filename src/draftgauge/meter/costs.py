@@ -27,15 +27,21 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.decoding.speculative import speculative_decode
 from draftgauge.drafters.base import Drafter, DraftsUnread, device_of, keeps_drafted, record_passes
 from draftgauge.drafters.language_model import LanguageModelDrafter
-from draftgauge.meter.schedule import IDLE_RUNS, LEAST_ROUNDS, Bench, Schedule, by_length, one_round, scheduled
 from draftgauge.meter.steps import (
     BACKLOGS,
+    IDLE_RUNS,
+    LEAST_ROUNDS,
     Asked,
+    Bench,
     KeepsPrompt,
     Sample,
+    Schedule,
     StepTimer,
     Stopwatch,
     TimedDrafter,
+    by_length,
+    one_round,
+    scheduled,
     seconds_between,
 )
 from draftgauge.models.base import CachedModel

@@ -19,7 +19,7 @@ from draftgauge.core.errors import ModelError, PromptError, warn
 from draftgauge.core.prompts import Prompt, check_unicode
 from draftgauge.core.rendering import Rendering
 from draftgauge.models.folder import reference_path
-from draftgauge.traces.repetition import distinct_share
+from draftgauge.traces.trace import distinct_share
 
 SHOWN = 5
 

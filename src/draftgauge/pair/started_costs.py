@@ -18,9 +18,8 @@ from draftgauge.serving.client import CLIENTS, How, complete, prompt_tokens
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.engines import ENGINES, GGUF, LANGUAGE_MODEL, LOOKUP, MTP, PLAIN, Deployment
 from draftgauge.serving.launching import DRAFT, started
-from draftgauge.serving.step_costs import costs_of_steps
 from draftgauge.traces.costs import fit_law
-from draftgauge.traces.engine_costs import EngineCosts
+from draftgauge.traces.engine_costs import EngineCosts, costs_of_steps
 
 CONTEXTS = (256,)  # where none are asked for: processors read long prompts slowly
 STEPS, ROUNDS = 16, 3

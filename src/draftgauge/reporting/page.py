@@ -12,9 +12,8 @@ from markupsafe import Markup
 
 from draftgauge.core.errors import TraceError
 from draftgauge.core.table import speed
-from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.acceptance import acceptance_by_context, acceptance_by_depth
 from draftgauge.judging.batch_rows import batch_rows, shown_rows
-from draftgauge.judging.contexts import acceptance_by_context
 from draftgauge.judging.evaluate import ALL_TASKS, BOUNDS
 from draftgauge.judging.splits import MIN_PROMPTS
 from draftgauge.policies.fitted import FITTED_SUFFIX

@@ -11,7 +11,7 @@ from typing import Any
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import current_compression
 from draftgauge.judging.evaluate import ALL_TASKS, BOUNDS, HINDSIGHT, HINDSIGHT_BOTH, evaluate_design
-from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.fitting import FITTED
 from draftgauge.judging.replay import Replay, can_replay, replay_fixed_all
 from draftgauge.judging.splits import Design
 from draftgauge.judging.verdict import Verdict, verdict_of

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from draftgauge.judging.batch_rows import batch_rows
-from draftgauge.judging.fitting.two_source import FITTED
+from draftgauge.judging.fitting import FITTED
 from draftgauge.judging.replay import Replay, plain_replay, replay, replay_fixed_all, replay_lengths
 from draftgauge.judging.splits import EVERYTHING, Design
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns

@@ -18,9 +18,8 @@ import numpy as np
 from draftgauge.core.artefacts import read_json
 from draftgauge.core.errors import TraceError
 from draftgauge.serving.exchange import MAX_COUNT, count, draft_length
-from draftgauge.serving.step_costs import MIN_DRAFT
 from draftgauge.traces.costs import fit_law
-from draftgauge.traces.engine_costs import EngineCosts
+from draftgauge.traces.engine_costs import MIN_DRAFT, EngineCosts
 
 AGAIN = "give what `vllm bench forward --output-json` of vLLM 0.33 wrote"
 CONTEXTS = (256, 2048, 8192)  # where none are asked for

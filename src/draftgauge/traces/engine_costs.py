@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,8 @@ from draftgauge.traces.costs import FAR, MAX_PLAIN_RATIO, BatchCosts, CostCurve,
 FORMAT = "draftgauge engine costs"
 BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"
 MOST_APART = 10  # steps that verify no draft and plain ones: beyond, they are not of one engine or in one unit
+LONGEST = 16  # that lines through served lengths reach
+MIN_DRAFT = 1e-6  # seconds of drafting a token: a cost must be greater than 0
 LOOPS = ("draftgauge", "transformers", "gguf")  # engines in which draftgauge's own loop decodes
 
 
@@ -150,3 +153,34 @@ def fitted_line(seconds: dict[int, list[float]], gamma_max: int) -> tuple[float,
     inside = np.interp(np.arange(gamma_max + 1), seen, medians)
     beyond = np.maximum(np.arange(gamma_max + 1) - seen[-1], 0) * max(slope, 0.0)
     return tuple((inside + beyond).tolist())
+
+
+def costs_of_steps(
+    engine: str, plain: Sequence[float], steps: Mapping[int, Sequence[float]], draft: Sequence[float] = ()
+) -> EngineCosts:
+    """Costs of single sequences; lengths between and beyond those served are on lines through their medians.
+
+    Args:
+        plain: seconds of a step without speculation, one for each output.
+        steps: fixed length -> seconds of a step that drafts and verifies so many tokens, one for each output.
+        draft: seconds of a token of the draft model served by itself, which may take longer than one within a step. So
+            drafting is at most what a step takes beyond a plain one, and both parts add up to the step. Without it all
+            of that counts as drafting, which is right for fixed lengths only.
+    """
+    if not steps:
+        raise TraceError("costs need a server at a fixed length or more: name one, e.g. fixed:4=URL")
+    whole = np.array(fitted_line({0: list(plain)} | {n: list(seconds) for n, seconds in steps.items()}, LONGEST))
+    beyond = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(LONGEST + 1) * MIN_DRAFT))
+    alone = np.arange(LONGEST + 1) * float(np.median(draft)) if len(draft) else beyond
+    verifying = beyond - np.minimum(alone, beyond)
+    verifying = np.minimum.accumulate(verifying[::-1])[::-1]  # a pass of more tokens is not shorter
+    drafting, verify = beyond - verifying, whole[0] + verifying
+    return EngineCosts(
+        engine=engine,
+        batches=(1,),
+        plain=(float(whole[0]),),
+        verify=(tuple(verify.tolist()),),
+        draft=(tuple(drafting.tolist()),),
+        drafted_by=BY_ENGINE,
+        provenance=f"servers at fixed lengths {', '.join(map(str, sorted(steps)))}",
+    )

@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from draftgauge.core.errors import TraceError
 from draftgauge.core.parts import UNCOMPRESSED
 
+GRAM = 4  # tokens: how much outputs repeat themselves is told by their distinct 4-grams over all
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SIGNALS = ("confidence", "entropy", "margin")
@@ -358,3 +360,23 @@ def check_prompt_tokens(trace: Trace) -> None:
             f"the text is needed, and the trace lacks the prompt tokens of {lacking} of {len(trace.prompts)} "
             "prompts (traces of earlier versions do): profile again into a new folder"
         )
+
+
+def gram_counts(tokens: Sequence[int]) -> tuple[int, int]:
+    grams = list(zip(*(tokens[start:] for start in range(GRAM)), strict=False))
+    return len(set(grams)), len(grams)
+
+
+def distinct_share(outputs: Sequence[Sequence[int]]) -> float:
+    return distinct_ratio(np.array([gram_counts(tokens) for tokens in outputs], np.int64).reshape(-1, 2))
+
+
+def distinct_ratio(counts: NDArray[np.int64]) -> float:
+    """:func:`distinct_share` from the :func:`gram_counts` of several outputs, ``[outputs, 2]``."""
+    distinct, grams = counts.sum(axis=0)
+    return float(distinct / grams) if grams else 1.0
+
+
+def prompt_gram_counts(trace: Trace) -> NDArray[np.int64]:
+    """``[prompts, 2]`` :func:`gram_counts` of each output of a trace."""
+    return np.array([gram_counts(output.tolist()) for output in trace.outputs], np.int64).reshape(-1, 2)

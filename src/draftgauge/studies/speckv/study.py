@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.core.progress import Progress, silent
-from draftgauge.studies.speckv import heldout, measured, outcomes, predictors
+from draftgauge.studies.speckv import measured, outcomes, predictors
 from draftgauge.studies.speckv.paper import reproduce_paper
 from draftgauge.studies.speckv.records import Records, Rows
 
@@ -23,7 +23,7 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
     advance("SpecKV", 1, parts)
     expected = {}
     for done, name in enumerate(predictors.CANDIDATES, start=2):
-        expected[name] = heldout.held_out_tokens(records, name)
+        expected[name] = predictors.held_out_tokens(records, name)
         advance("SpecKV", done, parts)
     gammas = outcomes.policy_gammas(records, expected)
     costs = measured.cost_rows(records)
@@ -31,8 +31,8 @@ def run_study(records: Records, advance: Progress = silent) -> Rows:
         *measured.tokens_per_step_rows(records),
         *measured.speed_rows(records),
         *outcomes.gain_split_rows(records, gammas, paper, costs),
-        *heldout.held_out_rows(records, expected, paper),
-        *heldout.prediction_rows(records, expected[predictors.FAST]),
+        *predictors.held_out_rows(records, expected, paper),
+        *predictors.prediction_rows(records, expected[predictors.FAST]),
         *outcomes.outcome_rows(records, gammas, costs),
         *costs,
     ]

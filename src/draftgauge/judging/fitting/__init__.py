@@ -1,1 +1,0 @@
-"""Policies fitted and tuned on traces: numbers in, numbers out."""
