@@ -251,10 +251,9 @@ class Speculative:
             if self.costs is None and self._named.weighs_cost:
                 self.costs = pair.measure(call, self._longest)
             assert not isinstance(self.costs, str | Path)
-            if self.costs is not None and self.costs.vocabulary and pair.vocabulary not in ("", self.costs.vocabulary):
-                raise DraftgaugeError(
-                    "costs are of a pair with another vocabulary: leave them out, and they are measured"
-                )
+            known = "" if self.costs is None else self.costs.vocabulary
+            if known and pair.vocabulary not in ("", known):
+                raise DraftgaugeError("costs are of a pair with another vocabulary: left out, they are measured here")
             self._live = self._named.make(self._longest, self.costs, method_of(pair.target.module.config.to_dict()))
         return self._live
 
