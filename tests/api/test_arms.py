@@ -180,6 +180,7 @@ def test_an_output_that_is_over_with_its_first_pass_has_no_speed() -> None:
     assert rows["transformers"]["gain_low"] == pytest.approx(1.0)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_where_every_output_is_over_with_its_first_pass_there_is_no_speed_of_0(tmp_path: Path) -> None:
     """Nor a loss of 100%: transformers' seconds behind its only token are not the time of a token."""
     folder = save_tiny(tmp_path)

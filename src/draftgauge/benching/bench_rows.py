@@ -92,7 +92,7 @@ def bench_rows(
         return Speed.by(conversation, [arm.runs[n][0].timed for n in every], seconds)
 
     def fastest(among: Sequence[Arm], chosen: Sequence[int]) -> Arm | None:
-        return max(among, key=lambda arm: timed(arm, chosen).estimate, default=None)
+        return max(among, key=lambda arm: np.nan_to_num(timed(arm, chosen).estimate), default=None)
 
     if over is None:
         best = fastest([arm for arm in arms if arm.name.startswith(FIXED)], range(len(prompts)))
