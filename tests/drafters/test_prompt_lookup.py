@@ -46,8 +46,7 @@ def test_as_transformers_looks_up():
     text = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     theirs = PromptLookupCandidateGenerator(num_output_tokens=5, max_matching_ngram_size=3, max_length=99, vocab_size=4)
     for length in range(2, len(text)):
-        context = torch.tensor([text[:length]])
-        candidates, _ = theirs.get_candidates(context)
+        candidates, _ = theirs.get_candidates(torch.tensor([text[:length]]))
         drafter = PromptLookupDrafter(least=1, longest=3)
         drafter.prefill(text[:length])
         assert drafter.propose(5, None).tokens == candidates[0, length:].tolist()
