@@ -20,7 +20,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -56,6 +55,7 @@ TYPES = {SPEC_DEFAULT: "ngram-mod"}
 RULES = ("two-source", "lookup:tokens=3", "lookup:tokens=7", "fixed:1", "fixed:3")
 ENDED = "the worker ended: "
 Answer = Callable[[str, list[int], int], ArmRun]
+Key = tuple[str, str, str]  # setup, weights, arm
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--tuned-on", type=int, default=1, help="training prompts of each task")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--minutes", type=float, default=20, help="of test prompts; none begins later")
-    parser.add_argument("--only", help="setups whose names, weights or arms hold one of these words, with commas")
+    parser.add_argument("--only", help="tune setups whose names, weights or arms hold one of these words, with commas")
     parser.add_argument("--quality", action="store_true", help="compare weights in place of speeds")
     parser.add_argument("--state", type=Path, default=ROOT / "build" / "live-limit", help="where answers are kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
@@ -128,7 +128,7 @@ def main() -> None:
     if args.quality:
         parts["quality"] = quality(args, chosen)
     else:
-        parts["tuning"], parts["test"] = contest(args, chosen)
+        parts["tuning"], parts["test"] = contest(args, chosen, parts["tuning"])
     save(args.out, NAME, [row for rows in parts.values() for row in rows])
     for row in parts["quality" if args.quality else "test"]:
         console.print(json.dumps(row), highlight=False)
@@ -188,18 +188,21 @@ class Worker:
             self.process = None
 
 
-def contest(args: argparse.Namespace, chosen: Sequence[Setup]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of tuning and of the test."""
-    workers = {(s.name, s.weights, arm): worker for s in chosen for worker in [Worker(s, args.state)] for arm in s.arms}
+def contest(
+    args: argparse.Namespace, chosen: Sequence[Setup], before: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of tuning, those of setups that are not tuned now as they were ``before``, and of the test."""
+    opened = [(s, Worker(s, args.state)) for s in setups(args.models)]
+    workers: dict[Key, Worker] = {(s.name, s.weights, arm): worker for s, worker in opened for arm in s.arms}
+    now = {key: worker for key, worker in workers.items() if worker.setup in chosen}
+    tuning = [row for row in before if _key(row) in workers and _key(row) not in now]
     try:
-        tuning = list(tuned(workers, prompts_of(args, TRAIN, args.tuned_on), args.max_new_tokens // 2))
+        tuning += tuned(now, prompts_of(args, TRAIN, args.tuned_on), args.max_new_tokens // 2)
         entered = entrants(tuning)
         for worker in set(workers.values()) - {workers[key] for key in entered}:
             worker.close()
-        arms = [
-            Arm(" ".join(key), partial(workers[key].answer, key[2], args.max_new_tokens), outside=True)
-            for key in entered
-        ]
+        ask = {key: partial(workers[key].answer, key[2], args.max_new_tokens) for key in entered}
+        arms = [Arm(" ".join(key), ask[key], outside=True) for key in entered]
         prompts = prompts_of(args, TEST, args.per_task)
         rng, told = generator(0, "live-limit"), partial(show_progress, "test prompts")
         prompts = bench_arms(arms, prompts, 1, rng, told, 60 * args.minutes)
@@ -215,9 +218,7 @@ def contest(args: argparse.Namespace, chosen: Sequence[Setup]) -> tuple[list[dic
     return tuning, list(rows_of(ran, prompts))
 
 
-def tuned(
-    workers: dict[tuple[str, ...], Worker], prompts: Sequence[BenchPrompt], tokens: int
-) -> Iterator[dict[str, Any]]:
+def tuned(workers: dict[Key, Worker], prompts: Sequence[BenchPrompt], tokens: int) -> Iterator[dict[str, Any]]:
     """Every arm on training prompts; a setup that holds one arm ends before the next begins."""
     for (name, weights, arm), worker in workers.items():
         row = {"part": "tuning", "setup": name, "weights": weights, "arm": arm, "prompts": len(prompts)}
@@ -228,15 +229,13 @@ def tuned(
             continue
         if len(worker.setup.arms) == 1:
             worker.close()
-        row |= {"tokens_per_second": sum(run.timed for run in runs) / sum(run.seconds for run in runs)}
-        console.print(json.dumps(row), highlight=False)
-        yield row
+        yield row | {"tokens_per_second": sum(run.timed for run in runs) / sum(run.seconds for run in runs)}
 
 
-def entrants(tuning: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+def entrants(tuning: Sequence[dict[str, Any]]) -> list[Key]:
     """Plain decoding of each engine's best weights, its best two drafted arms and its default, but for those that are
     less than half as fast as the fastest."""
-    entered: list[tuple[str, ...]] = []
+    entered: list[Key] = []
     ran = sorted((row for row in tuning if row["tokens_per_second"]), key=_speed, reverse=True)
     for name in dict.fromkeys(row["setup"] for row in tuning):
         own = [row for row in ran if row["setup"] == name and _speed(row) > _speed(ran[0]) / 2]
@@ -244,15 +243,19 @@ def entrants(tuning: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         drafted = [row for row in own if row["arm"] != "plain"]
         kept = [*plain[: 2 if name == "llama-server" else 1], *drafted[: 1 if name == "draftgauge int4" else 2]]
         kept += [row for row in drafted if row["arm"] == SPEC_DEFAULT and row not in kept]
-        entered += [(row["setup"], row["weights"], row["arm"]) for row in kept]
+        entered += map(_key, kept)
     return entered
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return row["setup"], row["weights"], row["arm"]
 
 
 def _speed(row: dict[str, Any]) -> float:
     return float(row["tokens_per_second"])
 
 
-def rows_of(arms: dict[tuple[str, ...], Arm], prompts: Sequence[BenchPrompt]) -> Iterator[dict[str, Any]]:
+def rows_of(arms: dict[Key, Arm], prompts: Sequence[BenchPrompt]) -> Iterator[dict[str, Any]]:
     """Speeds, with intervals over prompts, and over the fastest rival; mismatches are to the setup's plain decoding."""
     speeds = {key: _speed_of([runs[0] for runs in arm.runs]) for key, arm in arms.items()}
     rivals = [key for key in arms if key[0] in ("llama-server", "genai")]
@@ -394,6 +397,4 @@ def genai_answers(setup: Setup) -> Answer:
 
 
 if __name__ == "__main__":
-    begun = time.monotonic()
     main()
-    print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from draftgauge.models.engines import packing
 from draftgauge.models.engines.packing import Layout, Packing, packing_of
 from draftgauge.models.loading import load_model, wrap
-from tiny import one_pass, save_tiny, tiny_model, tokens
+from tiny import LEAN, one_pass, save_tiny, tiny_model, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -95,25 +97,41 @@ def test_every_layout_multiplies_alike(layout: Layout) -> None:
 MEASURE = """
 import sys, torch
 from draftgauge.models.loading import load_model
-def resident():
+def resident(which):
     lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
 load_model(sys.argv[1], "fp32", "cpu").forward(torch.tensor([1, 2, 3]))  # libraries
-before = resident()
+before = resident("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 model = load_model(sys.argv[2], "fp32", "cpu")
 model.forward(torch.tensor([1, 2, 3]))
-print(resident() - before)
+print(resident("VmRSS") - before, resident("VmHWM") - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_weights_are_held_once_after_loading(tmp_path: Path) -> None:
-    wide = {"hidden_size": 768, "intermediate_size": 3072, "vocab_size": 2048, "num_hidden_layers": 4}
-    small, large = save_tiny(tmp_path / "small", "llama"), save_tiny(tmp_path / "large", "llama", **wide)
-    ran = subprocess.run([sys.executable, "-c", MEASURE, small, large], capture_output=True, text=True, check=True)
-    assert 0.9 < int(ran.stdout) / (large / "model.safetensors").stat().st_size < 1.15
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from /proc")
+def test_weights_are_held_once_while_loading_and_after(tmp_path: Path) -> None:
+    wide = {"hidden_size": 768, "intermediate_size": 3072, "vocab_size": 32768, "num_hidden_layers": 2}
+    small, large = save_tiny(tmp_path / "small", "llama"), tiny_model("llama", **wide).bfloat16()
+    large.save_pretrained(tmp_path / "large")
+    weights = 4 * sum(weight.numel() for weight in large.parameters())
+    command = [sys.executable, "-c", MEASURE, small, tmp_path / "large"]
+    held, most = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert 0.9 * weights < held < 1.15 * weights
+    assert most < 1.5 * weights  # more than a third is the head, which is packed whole
 
 
-def test_loading_owns_what_it_loads(tmp_path: Path) -> None:
-    cached = load_model(save_tiny(tmp_path, "llama"), "fp32", "cpu")
-    assert cached.skeleton.model.layers[0].mlp.down_proj.weight.numel() == 0
+@pytest.mark.parametrize("family", LEAN)
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_stored_in_halves_are_widened_exactly(family: str, tied: bool, tmp_path: Path) -> None:
+    tiny_model(family, tie_word_embeddings=tied).bfloat16().save_pretrained(tmp_path)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    for engine in ("lean", "modules"):
+        cached = load_model(tmp_path, "fp32", "cpu", engine)
+        assert engine != "lean" or not cached.skeleton.model.layers[0].self_attn.o_proj.weight.numel()
+        assert cached.spec.dtype == cached.module.config.dtype == torch.float32
+        assert all(torch.equal(part, expected[name]) for name, part in cached.module.state_dict().items())
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["model.norm.weight"] = stored["model.norm.weight"].float() + 1e-4  # whose digits stay
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    assert torch.equal(load_model(tmp_path, "fp32", "cpu").module.model.norm.weight, stored["model.norm.weight"])

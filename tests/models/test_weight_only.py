@@ -40,11 +40,8 @@ def test_a_linear_multiplies_by_its_rounded_weight_in_every_number_of_rows(kind:
     whole, x = linear(96, 176, bias=True), torch.randn(2, 9, 96)
     packed = weight_only._packed(whole, kind)
     apart = (packed.weight - whole.weight).abs().max()
-    assert (
-        0
-        < apart
-        < {INT4: 0.6 / 15, INT8_DYNAMIC: 0.6 / 63, INT8_WEIGHT: 0.6 / 127}[kind] * 2 * whole.weight.abs().max()
-    )
+    levels = {INT4: 15, INT8_DYNAMIC: 63, INT8_WEIGHT: 127}[kind]
+    assert 0 < apart < 1.2 / levels * whole.weight.abs().max()
     torch.testing.assert_close(packed.weight, weight_only._in_full(whole, kind).weight)
     read = x
     if kind == INT8_DYNAMIC:  # inputs are rounded too, and nothing saturates
@@ -112,11 +109,9 @@ def test_loaded_models_hold_every_linear_so_and_read_in_bfloat16(kind: str, tmp_
 
 
 def test_widths_that_do_not_divide_stay_as_they_are_with_one_warning() -> None:
-    with pytest.warns(
-        UserWarning, match=r"6 of 15 linears stay in float32, at 4 times.*divisible by 32.*by 16"
-    ) as all_of_them:
+    with pytest.warns(match=r"6 of 15 linears stay in float32, at 4 times.*divisible by 32.*by 16") as said:
         model = quantised(INT4, intermediate_size=72)
-    assert len(all_of_them) == 1
+    assert len(said) == 1
     assert type(model.model.layers[0].mlp.gate_proj) is nn.Linear
     torch.testing.assert_close(wrap(model).forward(tokens(9)), one_pass(model, tokens(9)), rtol=1e-4, atol=5e-4)
     quantise(tiny_model(intermediate_size=72), INT8_WEIGHT)  # which takes any width, without a warning
@@ -127,10 +122,8 @@ def test_a_pytorch_without_the_kernel_has_the_same_weights_and_says_what_it_cost
     expected = one_pass(quantised(kind), tokens(9))
     monkeypatch.setattr(weight_only, "private", lambda name: None)
     times = {INT4: 4, INT8_DYNAMIC: 2, INT8_WEIGHT: 2}[kind]
-    with pytest.warns(
-        UserWarning,
-        match=rf"lacks torch\.ops\.(aten\._weight|quantized\.linear_with).*held in float32, at {times} times",
-    ) as said:
+    lacks = r"lacks torch\.ops\.(aten\._weight|quantized\.linear_with)"
+    with pytest.warns(match=rf"{lacks}.*held in float32, at {times} times") as said:
         model = quantised(kind)
     assert len(said) == 1
     atol = 5e-4 if kind != INT8_DYNAMIC else 0.1 * expected.abs().max().item()  # inputs are not rounded then

@@ -6,10 +6,12 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError, MissingLibraryError, ModelError, is_out_of_memory, warn
@@ -30,9 +32,10 @@ from draftgauge.models.device import (
 from draftgauge.models.engines.gguf import GGUF_ENGINES, GgufModel
 from draftgauge.models.engines.gguf_library import INSTALL
 from draftgauge.models.engines.lean import LeanModel
-from draftgauge.models.engines.lean_weights import of_a_family, why_not_lean, why_not_recorded
+from draftgauge.models.engines.lean_weights import FAMILIES, of_a_family, why_not_lean, why_not_recorded
 from draftgauge.models.engines.modules import ModulesModel, holds_states, rollback_cache
 from draftgauge.models.engines.openvino import OPENVINO_ENGINES, OpenvinoModel
+from draftgauge.models.engines.packing import convert
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import check_index, check_types, explained, is_gguf, is_openvino, model_folder
@@ -81,10 +84,10 @@ def load_model(
         if is_gguf(source):
             return GgufModel(Path(source), chosen_engine)
         return OpenvinoModel(Path(source), chosen_engine, trust_remote_code)
-    model = load_module(source, compression, device, trust_remote_code, device_map)
-    size = sum(weight.nbytes for weight in model.parameters())
+    model, dtype = _loaded(source, compression, device, trust_remote_code, device_map)
+    size = sum(weight.nbytes for weight in chain(model.parameters(), model.buffers()))
     with clear_memory_errors(f"{source} at compression {compression}", model.device):
-        wrapped = wrap(model, engine, owned=True)
+        wrapped = wrap(model, engine, owned=True, dtype=dtype)
     if size >= RELEASED:
         release_freed()
     return wrapped
@@ -98,6 +101,19 @@ def load_module(
     device_map: str | None = None,
 ) -> PreTrainedModel:
     """Load what was not made by others, as transformers' own module; see :func:`load_model`."""
+    model, dtype = _loaded(source, compression, device, trust_remote_code, device_map)
+    convert(model.parameters(), dtype)
+    return model
+
+
+def _loaded(
+    source: str | Path,
+    compression: str,
+    device: str | torch.device | None,
+    trust_remote_code: bool,
+    device_map: str | None,
+) -> tuple[PreTrainedModel, torch.dtype | None]:
+    """A module, and the dtype that its weights are still to be converted to: one after the other takes less memory."""
     if is_openvino(source):
         raise ModelError(f"{source} is an OpenVINO folder, which this cannot read: give what it was exported from")
     chosen = choose_device(device)
@@ -121,10 +137,12 @@ def load_module(
     ):
         if quantisation is not None or label in WEIGHT_ONLY:
             check_quantises(config, label, chosen, trust_remote_code)
+        widens = dtype == torch.float32 and not stays and config.model_type in FAMILIES
+        stored = _only_dtype(path) if widens else None
         model, report = auto_class(config, source).from_pretrained(
             str(path),
             config=config,
-            dtype=dtype,
+            dtype=stored or dtype,
             quantization_config=quantisation,
             attn_implementation=attention_of(config),
             device_map=device_map or ({"": chosen} if stays else None),
@@ -144,7 +162,20 @@ def load_module(
         model = model if stays or device_map else model.to(chosen)
         if label in WEIGHT_ONLY:
             quantise(model, label)
-    return model  # type: ignore[no-any-return]
+    if stored is None:
+        return model, None
+    model.config.dtype = dtype
+    return model, dtype
+
+
+def _only_dtype(path: str | Path) -> torch.dtype | None:
+    """The half precision that all weights in a folder are stored in; None of any other."""
+    found = set()
+    for file in Path(path).glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+    halves = {"BF16": torch.bfloat16, "F16": torch.float16}
+    return halves.get(found.pop()) if len(found) == 1 else None
 
 
 def made_by_others(source: str | Path) -> str:
@@ -219,11 +250,14 @@ def clear_memory_errors(what: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def wrap(model: PreTrainedModel, engine: str = "auto", owned: bool = False) -> CachedModel:
+def wrap(
+    model: PreTrainedModel, engine: str = "auto", owned: bool = False, dtype: torch.dtype | None = None
+) -> CachedModel:
     """A model behind the cache contract.
 
     ``auto`` takes fixed shapes on a GPU, the lean engine elsewhere, and transformers' modules where neither is known to
-    be right. Of an ``owned`` model, which nobody else holds, the lean engine takes the weights over.
+    be right. Of an ``owned`` model, which nobody else holds, the lean engine takes the weights over, and converts them
+    to ``dtype``.
     """
     check_engine(engine)
     if engine == "auto":
@@ -233,7 +267,8 @@ def wrap(model: PreTrainedModel, engine: str = "auto", owned: bool = False) -> C
         elif of_a_family(model):
             warn(f"transformers' modules run this {model.config.model_type} model: {reason}")
     if engine in ("lean", "static"):
-        return (StaticModel if engine == "static" else LeanModel)(model, owned)
+        return (StaticModel if engine == "static" else LeanModel)(model, owned, dtype)
+    convert(model.parameters(), dtype)
     try:
         return (RecurrentModel if any(map(holds_states, rollback_cache(model).layers)) else ModulesModel)(model)
     except (AttributeError, NotImplementedError) as error:  # no count of layers, or no table of tokens

@@ -13,7 +13,7 @@ number of rows. In float32 they are several times slower, so activations are bfl
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -28,7 +28,7 @@ GROUP = 32  # inputs that share a scale of int4
 INT4_OUTPUTS = 16  # the int4 kernel takes multiples of this many outputs
 BLOCK = 64  # outputs that the int4 kernel packs together, at most
 INPUTS, ZERO = 127, 128  # of int8-dynamic: the largest rounded input, and what 0 is as an unsigned byte
-AT_ONCE = 1 << 24  # weights that are quantised together: bounds the memory of what is between
+AT_ONCE = 1 << 21  # weights that are quantised together: bounds the memory of what is between
 
 KERNELS = {
     INT4: ("ops.aten._convert_weight_to_int4pack_for_cpu", "ops.aten._weight_int4pack_mm_for_cpu"),
@@ -142,12 +142,11 @@ def quantise(model: nn.Module, compression: str) -> None:
 
 
 def _packed(linear: nn.Linear, compression: str) -> WeightOnlyLinear:
-    quantised = _quantised(linear, compression)
-    if compression == INT4:
-        packed: Any = torch.cat([torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 2) for q, _ in quantised])
-        scales = torch.cat([part for _, part in quantised], 1).contiguous()
-    else:
-        packed, scales = (torch.cat(parts) for parts in zip(*quantised, strict=True))
+    pack: Any = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+    pieces = [(pack(q, 2) if compression == INT4 else q, scale) for q, scale in _quantised(linear, compression)]
+    scales = torch.cat([scale for _, scale in pieces], 1 if compression == INT4 else 0)
+    packed: Any = torch.cat([q for q, _ in pieces])
+    del pieces
     if compression == INT8_DYNAMIC:
         chosen, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"  # to pack, no longer
         with warnings.catch_warnings():
@@ -174,12 +173,13 @@ def _in_full(linear: nn.Linear, compression: str) -> nn.Linear:
     return whole
 
 
-def _quantised(linear: nn.Linear, compression: str) -> list[tuple[Tensor, Tensor]]:
-    """Some outputs after the other: integers ``[out, in]``, and scales as in :class:`WeightOnlyLinear`."""
+def _quantised(linear: nn.Linear, compression: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some outputs after the other, so that the integers of all never exist at once: ``[out, in]``, and scales as in
+    :class:`WeightOnlyLinear`."""
     most = 63 if compression == INT8_DYNAMIC else 127
     count = max(1, AT_ONCE // linear.in_features // BLOCK) * BLOCK
     pieces = linear.weight.detach().split(count)
-    return [_int4(rows) if compression == INT4 else _int8(rows, most) for rows in pieces]
+    return (_int4(rows) if compression == INT4 else _int8(rows, most) for rows in pieces)
 
 
 def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,10 +38,10 @@ class LeanModel:
     _cos: Tensor
     _sin: Tensor
 
-    def __init__(self, model: PreTrainedModel, owned: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, owned: bool = False, dtype: torch.dtype | None = None) -> None:
         self.skeleton = model.eval()
+        self._weights = fuse(model, owned, dtype)
         self.spec = model_spec(model, self.engine)
-        self._weights = fuse(model, owned)
         self.hidden: HiddenStates | None = None  # filled by every forward where there is one
         self._length = 0
         shape = len(self._weights.layers), 2 * self._weights.key_heads, 0, self._weights.head_dim

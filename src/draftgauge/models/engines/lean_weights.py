@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import ScoreRule, score_rule
-from draftgauge.models.engines.packing import Packing, packing_of
+from draftgauge.models.engines.packing import Packing, convert, packing_of
 from draftgauge.models.spec import rope_kinds
 from draftgauge.models.weight_only import WeightOnlyLinear, joined
 
@@ -203,18 +203,21 @@ class LeanWeights:
     window: Window | None = None
 
 
-def fuse(model: PreTrainedModel, owned: bool = False) -> LeanWeights:
+def fuse(model: PreTrainedModel, owned: bool = False, dtype: torch.dtype | None = None) -> LeanWeights:
     """Fuse query, key and value projections into one and gate and up into another, layer by layer.
 
     On a CPU linears are packed where that pays. An ``owned`` model gives its weights up for it, layer by layer, and
     ``packing.restore`` gives them back. Another one of up to 2 GiB keeps them beside packed copies. Otherwise the
     model's own linears become views of the fused weights. Quantised linears and experts are called as they are.
+    With a ``dtype`` the weights are converted to it, linears one after the other.
     """
     reason = why_not_lean(model)
     if reason is not None:
         raise ModelError(f"the lean engine cannot run this model: {reason}; use engine='auto' or 'modules'")
     config, decoder = model.config, model.model
-    packing, bases, score = packing_of(model, owned), rotary_bases(config), score_rule(model, 0)
+    packing, bases, score = packing_of(model, owned, dtype), rotary_bases(config), score_rule(model, 0)
+    later = {id(weight) for each in linears(model) if type(each) is nn.Linear for weight in each.parameters()}
+    convert((weight for weight in model.parameters() if id(weight) not in later), dtype)
     head, table = projection([model.lm_head], packing), decoder.embed_tokens.weight
     cap = getattr(config, "final_logit_softcapping", None)
     scale = getattr(decoder.embed_tokens, "embed_scale", None)  # Gemma's

@@ -7,7 +7,7 @@ These are the operators that TorchInductor calls for frozen weights.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,16 +49,20 @@ class Packing:
         owned: nobody else holds the model, so weights are taken out of its linears once they are packed.
         taken: linears without their weights, and these, packed side by side.
         kept: the weight that an embedding shares with the head, which stays.
+        dtype: what linears are converted to as they come, if they are not in it.
     """
 
     layout: Layout
     owned: bool = False
     kept: Tensor | None = None
+    dtype: torch.dtype | None = None
     taken: list[tuple[Sequence[nn.Linear], Tensor]] = field(default_factory=list)
 
     def multiply(self, linears: Sequence[nn.Linear]) -> Multiply:
         """One function whose outputs are those of the linears side by side."""
         pack = self.layout.packed and sum(linear.weight.numel() for linear in linears) >= PACK_FROM
+        for linear in linears:
+            convert(linear.parameters(), self.dtype)
         parts = [linear.weight.detach() for linear in linears]
         weight = _joined([linear.weight for linear in linears], share=not pack)
         bias = None if linears[0].bias is None else _joined([linear.bias for linear in linears], share=not pack)
@@ -83,21 +87,29 @@ class Packing:
         self.taken.clear()
 
 
-def packing_of(model: nn.Module, owned: bool) -> Packing:
-    """How to hold the linears of a model, by what a pass over some of them takes."""
+def convert(weights: Iterable[nn.Parameter], dtype: torch.dtype | None) -> None:
+    """Convert parameters, and let go of the mapped file as each is read; None changes nothing."""
+    for weight in weights if dtype is not None else ():
+        if weight.dtype != dtype:
+            stored, weight.data = weight.data, weight.data.to(dtype)
+            forget(stored)
+
+
+def packing_of(model: nn.Module, owned: bool, dtype: torch.dtype | None = None) -> Packing:
+    """How to hold the linears of a model, in ``dtype``, by what a pass over some of them takes."""
     weights = [part.weight.detach() for part in model.modules() if type(part) is nn.Linear]
     kept = model.get_input_embeddings().weight  # type: ignore[operator]
     if not weights or weights[0].device.type != "cpu":
         return Packing(Layout(packed=False))
-    can = packs(model) if not owned else _packable(weights[0])
-    timed = _some(weights)
+    timed = [weight.to(dtype or weight.dtype) for weight in _some(weights)]
+    can = packs(model) if not owned else _packable(weights[0].to(dtype or weights[0].dtype))
     if not timed or sum(map(_bytes, weights)) < TIMED_FROM:
-        return Packing(Layout(can), owned, kept)
-    key = (can, weights[0].dtype, torch.get_num_threads(), *(tuple(each.shape) for each in timed))
+        return Packing(Layout(can), owned, kept, dtype)
+    key = (can, timed[0].dtype, torch.get_num_threads(), *(tuple(each.shape) for each in timed))
     if key not in _CHOSEN:
         with torch.inference_mode():
             _CHOSEN[key] = _fastest(timed, can)
-    return Packing(_CHOSEN[key], owned, kept)
+    return Packing(_CHOSEN[key], owned, kept, dtype)
 
 
 def packs(model: nn.Module) -> bool:
@@ -184,7 +196,7 @@ def _packed(packed: Tensor, bias: Tensor | None, two: bool) -> Multiply:
 
 def _joined(parts: Sequence[Tensor], share: bool) -> Tensor:
     """Parameters side by side along their rows; with ``share`` each one then reads its part of the whole."""
-    if share and len(parts) == 1:
+    if len(parts) == 1:
         return parts[0].detach()
     whole = torch.cat([part.detach() for part in parts])
     if share:

@@ -126,8 +126,8 @@ class StaticModel(LeanModel):
     passes: Recorded[Tensor] | None = None
     _over: tuple[Tensor | None, ...] = ()  # what they read and write
 
-    def __init__(self, model: PreTrainedModel, owned: bool = False) -> None:
-        super().__init__(model, owned)
+    def __init__(self, model: PreTrainedModel, owned: bool = False, dtype: torch.dtype | None = None) -> None:
+        super().__init__(model, owned, dtype)
         if self.spec.device.type == "cuda" and self._weights.eager is not None:
             warn(f"the static engine runs this {self.spec.family} model without CUDA graphs: {self._weights.eager}")
 
