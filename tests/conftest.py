@@ -1,11 +1,14 @@
-"""What all tests share: no network, no cost curves in the user's cache, one thread where tests run side by side, and a
-CPU, unless ``DRAFTGAUGE_TEST_DEVICE`` names another device for :mod:`devices`.
+"""What all tests share: no network, no cost curves in the user's cache, one thread where tests run side by side, a CPU,
+unless ``DRAFTGAUGE_TEST_DEVICE`` names another device for :mod:`devices`, and nothing slow that is tested elsewhere.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,3 +25,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # libraries stay: no collection looks at them again
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tested_elsewhere(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Charts are drawn, files wait for the disk, and the machine is asked again, only in the tests of these."""
+    from draftgauge.cli import main
+    from draftgauge.core import provenance
+    from draftgauge.reporting import charts
+
+    folder = request.path.parent.name
+    with pytest.MonkeyPatch.context() as patch:
+        if folder not in ("core", "faults", "traces"):
+            patch.setattr(os, "fsync", lambda descriptor: None)
+            for module, name in ((provenance, "_version"), (provenance, "git_revision"), (main, "make_app")):
+                patch.setattr(module, name, functools.cache(getattr(module, name)))
+        if folder != "reporting":
+            empty = charts.Markup('<svg viewBox="0 0 1 1" role="img" aria-label="{}"></svg>').format
+            patch.setattr(charts, "_svg", lambda axes, name, description: empty(description))
+        yield

@@ -29,11 +29,11 @@ def write_records(
         costs.save(folder / COSTS_NAME)
 
 
-def write_run(folder: Path, prompts: int, device: str = "cpu", **changes: Any) -> Path:
+def write_run(folder: Path, prompts: int, device: str = "cpu", length: int = LENGTH, **changes: Any) -> Path:
     """A run of ``prompts`` prompts, by turns of every task and then of every split; ``changes`` are of its manifest."""
     verify = tuple((0.01 + 0.001 * np.arange(GAMMA_MAX + 1)).tolist())
     draft = tuple((0.002 * np.arange(GAMMA_MAX + 1)).tolist())
     costs = CostCurve((0,), (verify,), (draft,), (0.01,), "uncompressed", device, "float32")
-    manifest = replace(synthetic_manifest(prompts, GAMMA_MAX, LENGTH), **changes)
-    write_records(folder, manifest, synthetic_records(1, prompts, LENGTH, GAMMA_MAX), costs)
+    manifest = replace(synthetic_manifest(prompts, GAMMA_MAX, length), **changes)
+    write_records(folder, manifest, synthetic_records(1, prompts, length, GAMMA_MAX), costs)
     return folder

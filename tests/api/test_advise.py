@@ -39,7 +39,7 @@ from written_runs import GAMMA_MAX, write_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "run", 60)
+    return write_run(tmp_path_factory.mktemp("runs") / "run", 36)
 
 
 def costs_of(
@@ -82,7 +82,7 @@ def test_rules_judged_on_their_own_prompts_are_warned_of(run: Path, tmp_path: Pa
     save_fitted(fit_stopping([split_trace(trace, "train")], [costs]), tmp_path / "rule.json")
     _, _, shown = advised([str(run), "--policy", str(tmp_path / "rule.json")], tmp_path / "rows.json")
     assert "was fitted on" not in shown
-    with pytest.warns(UserWarning, match="was fitted on 20 of the 20 prompts that it is evaluated on"):
+    with pytest.warns(UserWarning, match="was fitted on 12 of the 12 prompts that it is evaluated on"):
         advise(run, policies=[str(tmp_path / "rule.json")], split="train")
     save_fitted(fit_stopping([trace], [costs]), tmp_path / "rule.json")
     with pytest.warns(UserWarning, match="prompts that it is evaluated on"):

@@ -174,7 +174,8 @@ def test_a_checkpoint_whose_settings_were_changed(tmp_path: Path) -> None:
     """Its head is fitted to the outputs of layers 1 to 3, and its configuration says otherwise."""
     models = save_models(tmp_path)
     target = save_tiny(tmp_path / "deep", num_hidden_layers=6)
-    options = SMALL | {"target": str(target), "prompts": str(models["prompts"]), "max_new_tokens": 24, "gamma_max": 1}
+    options = SMALL | {"target": str(target), "prompts": str(models["prompts"]), "limit": 7}
+    options |= {"max_new_tokens": 24, "gamma_max": 1}
     dg.profile(**options, drafter="prompt_lookup", out=tmp_path / "plain")
     config = json.loads((FIXTURE / "config.json").read_text())
     config |= {"draft_vocab_size": 96, "vocab_size": 96, "hidden_size": 64}

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("engine", ["lean", "static", "modules"])
+@pytest.mark.parametrize("engine", ["static", "modules"])  # lean is what the others run
 def test_rows(folder: Path, engine: str) -> None:
     prompts = folder / "prompts.jsonl"
     rows = evaluate(folder / "drafter", prompts=prompts, max_new_tokens=8, depths=4, engine=engine)

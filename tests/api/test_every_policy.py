@@ -56,7 +56,7 @@ def test_generate(pair: Pair, policy: str) -> None:
 
 
 def test_bench_without_and_with_a_run(models: dict[str, Any], run: Path) -> None:
-    common: dict[str, Any] = {"policies": EVERY, "rounds": 1, "baselines": False, "device": "cpu", "limit": 4}
+    common: dict[str, Any] = {"policies": EVERY, "rounds": 1, "baselines": False, "device": "cpu", "limit": 2}
     rows = bench(**models, max_new_tokens=6, **common, **QUICK)
     rows += bench(run, **common)
     rows += bench(run, drafter="prompt_lookup", **common, cost_seconds=0)
@@ -89,7 +89,7 @@ def test_advise_and_report(run: Path, tmp_path: Path) -> None:
     named = tuple(policy for policy in EVERY if policy not in ("no-draft", "fixed:0"))
     settings = {row["policy"] for row in advise(run, policies=named)}
     assert settings >= set(named) - {"no-draft"}
-    written = write_run(tmp_path / "written", 40)  # enough to be divided
+    written = write_run(tmp_path / "written", 24)  # enough to be divided
     page = report(written, policies=named, out=tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     assert all(f'<th scope="row">{policy}</th>' in page for policy in named)
 

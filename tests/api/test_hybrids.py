@@ -1,4 +1,4 @@
-"""A hybrid through the verbs: recorded, decoded live, fitted on and advised on, with what rolling back costs."""
+"""A hybrid that is recorded: replay charges what rolling back costs."""
 
 from __future__ import annotations
 
@@ -7,25 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-import draftgauge as dg
 from draftgauge.judging.replay import replay
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.run import Run
-from small_profiles import PROMPTS, record, save_hybrid
+from small_profiles import record, save_hybrid
 
 
-@pytest.fixture(scope="module")
-def run(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hybrids")
-    hybrids = {"target": save_hybrid(folder / "target"), "drafter": save_hybrid(folder / "draft", noise=0.05)}
-    record(models | hybrids, folder / "run")
-    return folder / "run"
-
-
-def test_replay_charges_what_rolling_back_costs(run: Path) -> None:
-    trace, costs = Run(run).read()
+def test_replay_charges_what_rolling_back_costs(models: dict[str, Any], tmp_path: Path) -> None:
+    hybrids = {"target": save_hybrid(tmp_path / "target"), "drafter": save_hybrid(tmp_path / "draft", noise=0.05)}
+    record(models | hybrids, tmp_path / "run")
+    trace, costs = Run(tmp_path / "run").read()
     assert len(costs.rollback) == trace.gamma_max
     taken, free = (
         replay(trace, make_policy("fixed:3", trace.gamma_max, costs), curve).record
@@ -35,14 +27,3 @@ def test_replay_charges_what_rolling_back_costs(run: Path) -> None:
     assert 0 < rejected.sum() < len(rejected)
     back = np.where(rejected, np.array(costs.rollback)[np.minimum(taken.accepted, trace.gamma_max - 1)], 0.0)
     np.testing.assert_allclose(taken.seconds - free.seconds, back, atol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_bench_fit_and_advise(run: Path, tmp_path: Path) -> None:
-    rows = dg.bench(run, ("fixed:3", "stopping"), rounds=1, limit=4, baselines=False, device="cpu")
-    assert {row["policy"] for row in rows} >= {"fixed:3", "stopping"}
-    assert all(row["mismatches"] == 0 for row in rows)
-    (fitted,) = dg.fit(run, "stopping", out=tmp_path / "fitted.json", split="all")
-    assert fitted["trained_prompts"] == PROMPTS
-    assert dg.bench(run, (str(tmp_path / "fitted.json"),), rounds=1, limit=2, baselines=False, device="cpu")
-    assert sum(bool(row["recommended"]) for row in dg.advise(run)) == 1

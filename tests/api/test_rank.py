@@ -67,7 +67,7 @@ def test_what_models_ship_with_and_what_engines_look_up_are_one_table(tmp_path: 
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     drafters = ("mtp", str(CHECKPOINTS / "eagle3-norms"), str(CHECKPOINTS / "dflash-flat"), "suffix", "lookup")
     given = {"target": str(tmp_path / "target"), "prompts": str(tmp_path / "prompts.jsonl"), "out": tmp_path / "rank"}
-    rows = dg.rank(**SMALL | given | {"drafters": drafters})
+    rows = dg.rank(**SMALL | given | {"drafters": drafters, "live": 1})
     assert [row for row in rows if "error" in row] == []
     assert {row["drafter"] for row in rows} == {*drafters, "no-draft"}
     assert len({row["rank"] for row in rows}) == len(rows) == 6
@@ -77,8 +77,7 @@ def test_what_models_ship_with_and_what_engines_look_up_are_one_table(tmp_path: 
     show_ranking(rows)
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("mtp", "eagle3-norms", "dflash-flat", "suffix", "lookup"))
-    live = dg.rank(**SMALL | given | {"drafters": drafters, "live": 1})
-    assert all(row["live_mismatched_prompts"] == 0 for row in live if row["drafter"] != "no-draft")
+    assert all(row["live_mismatched_prompts"] == 0 for row in rows if row["drafter"] != "no-draft")
 
 
 def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None:

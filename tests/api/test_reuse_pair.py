@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from draftgauge.api.bench import bench
-from draftgauge.api.export import export
 from draftgauge.api.generate import generate
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
@@ -100,16 +99,6 @@ def test_a_recorded_run_names_its_drafter_and_can_be_replayed(models: dict[str, 
     assert np.isfinite(trace.confidence[:5]).all()
     assert any(row["policy"] == "fixed:2" for row in replay(recorded, ["fixed"]))
     assert load_pair_of(manifest, ON_CPU).draft_source.name == "reuse"
-
-
-def test_an_exported_drafter_drafts_the_same(models: dict[str, Path], tmp_path: Path) -> None:
-    saved_drafter(tmp_path / "hidden", load_model(models["target"], device="cpu").module, taps=(0, 1, 2))
-    export(tmp_path / "hidden", out=tmp_path / "eagle3")
-    drafted = []
-    for drafter in (tmp_path / "hidden", tmp_path / "eagle3"):
-        pair = load_pair(models["target"], drafter=drafter, device="cpu")
-        drafted.append([step[:3] for step in generate(pair, "hello", "fixed:3", max_new_tokens=20).steps])
-    assert drafted[0] == drafted[1] != []
 
 
 def test_another_drafter_in_its_place_is_noticed(models: dict[str, Path], recorded: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ WHOLE = "DRAFTGAUGE_TEST_DEVICE" in os.environ  # else one of each: other tests 
 ENGINES = ("static", "lean", "modules") if WHOLE else ("static",)
 POLICIES = ("two-source", "stopping", "fixed:4", "hf-confidence") if WHOLE else ("two-source",)
 COMPRESSIONS = ("int8", "uncompressed", "bf16", "nf4")
-of_devices = pytest.mark.skipif(not WHOLE, reason="tests/api and tests/models run this on a CPU: make test-gpu")
+of_devices = pytest.mark.skipif(not WHOLE, reason="other tests run this on a CPU: make test-gpu")
 TRAINED = [("ttt", "hybrid", "auto"), ("block", "kv", "auto"), ("ttt", "hidden", "auto"), ("ttt", "kv", "fp32")]
 GAMMA_MAX = 8
 COSTS = LinearCosts(drafting=0.05)
@@ -81,7 +81,8 @@ def test_greedy_output_is_that_of_plain_decoding(engine: str, policy: str, promp
         assert len(found.steps) < len(expected)
 
 
-@pytest.mark.parametrize(("compression", "apart"), [("fp32", 2e-3), ("nf4", 0.5)] if WHOLE else [("fp32", 2e-3)])
+@of_devices
+@pytest.mark.parametrize(("compression", "apart"), [("fp32", 2e-3), ("nf4", 0.5)])
 def test_static_passes_give_what_lean_ones_give_however_often_they_are_replayed(
     compression: str, apart: float, prompts: list[list[int]]
 ) -> None:
@@ -100,6 +101,7 @@ def test_static_passes_give_what_lean_ones_give_however_often_they_are_replayed(
     assert bool(len(static.passes)) == (DEVICE != "cpu")
 
 
+@of_devices
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sampling_from_one_token_is_greedy_and_a_perfect_draft_stands(engine: str, prompts: list[list[int]]) -> None:
     pair = pair_of(engine)
@@ -118,7 +120,8 @@ def test_sampling_from_one_token_is_greedy_and_a_perfect_draft_stands(engine: st
     assert sum(step.accepted for step in found.steps) >= 0.97 * sum(step.proposed for step in found.steps)
 
 
-@pytest.mark.parametrize("policy", ["stopping", "fixed:3"] if WHOLE else ["stopping"])
+@of_devices
+@pytest.mark.parametrize("policy", ["stopping", "fixed:3"])
 def test_outputs_of_a_batch_are_those_of_plain_decoding(policy: str, prompts: list[list[int]]) -> None:
     pair = pair_of("static")
     settings, queue = DecodingSettings(24, end_tokens=pair.end_tokens), prompts * 3
@@ -158,7 +161,7 @@ def test_from_profile_to_advice(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error:passes are launched")
-@pytest.mark.parametrize(("recipe", "design", "precision"), TRAINED if WHOLE else TRAINED[:2])
+@pytest.mark.parametrize(("recipe", "design", "precision"), TRAINED if WHOLE else TRAINED[1:2])
 def test_a_trained_drafter_is_lossless(
     recipe: str, design: str, precision: str, prompts: list[list[int]], tmp_path: Path
 ) -> None:

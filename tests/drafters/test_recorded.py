@@ -56,7 +56,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Again:
     return pool
 
 
-@pytest.mark.parametrize("made", [*VARIANTS, *LAYOUTS], ids=str)
+@pytest.mark.parametrize("made", [*VARIANTS[::2], *LAYOUTS], ids=str)
 def test_drafts_are_those_of_passes_that_just_run(made: Any, pool: Again, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anchors, "FIRST_CAPACITY", 16)  # it grows while it decodes
     published = isinstance(made, str)

@@ -25,7 +25,7 @@ from draftgauge.core.files import TEMPORARY_SUFFIX
 from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.shards import shard_paths
 from faults.kinds import KINDS
-from faults.test_campaign import WHOLE, write_on
+from faults.test_campaign import WHOLE
 from small_profiles import SMALL, record, save_hybrid, save_models
 from small_trainings import small_training
 from written_runs import write_run
@@ -188,19 +188,6 @@ def test_two_processes_that_measure_a_pair_at_once_leave_one_whole_curve(place: 
         assert [ended(process, folder) for process, folder in zip(processes, folders, strict=True)] == [0, 0]
         (curve,) = (folders[0] / "cache" / "costs").iterdir()
         CostCurve.load(curve)
-
-
-def test_reports_made_while_bench_writes_show_the_old_rows_or_the_new(place: Path) -> None:
-    def page() -> str:
-        made = dg.report(place / "written", bench=(place / "r.json",), split="all", out=place / "page.html")
-        return re.sub("<dt>report made</dt><dd>.*?</dd>", "", made.read_text())
-
-    pages = [page() for seed in range(2) if KINDS["measurement"].make(place, seed) is None]
-    writer = multiprocessing.get_context("fork").Process(target=write_on, args=("measurement", place, 0), daemon=True)
-    writer.start()
-    assert pages[0] != pages[1]
-    assert {page() for _ in range(CALLS // 2)} <= {*pages}
-    writer.kill()
 
 
 def test_hundreds_of_calls_hold_no_more_than_a_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from small_profiles import save_models
 THREADS, CALLS, IN_A_ROW = (4, 50, 300) if WHOLE else (4, 2, 12)
 
 
-@pytest.mark.parametrize("used", ["one speculation", "two of one model", "a pair"])
+@pytest.mark.parametrize("used", ["one speculation", "a pair", *["two of one model"] * WHOLE])
 def test_calls_have_their_own_text_and_leave_nothing_behind(used: str, tmp_path: Path) -> None:
     models = save_models(tmp_path)
     pair = draftgauge.load_pair(target=str(models["target"]), drafter=str(models["drafter"]), device="cpu")

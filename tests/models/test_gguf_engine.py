@@ -129,7 +129,7 @@ def test_dense_drafts_are_those_of_the_lean_engine(files: dict[str, Path], promp
     ours, lean = GgufModel(files["draft"]), load_model("reference/draft")
     target = load_model("reference")
     settings = DecodingSettings(max_new_tokens=40)
-    for tokens in prompts[:2]:
+    for tokens in prompts[:1]:
         output = plain_decode(target, tokens, settings).tokens
         here, there = (draft_densely(model, tokens, output, 8) for model in (ours, lean))
         assert (here.tokens == there.tokens).all()
@@ -145,7 +145,7 @@ def test_speculation_is_lossless_and_accepts_as_the_lean_engine_does(
     assert gguf.end_tokens == lean.end_tokens
     settings = DecodingSettings(max_new_tokens=24, end_tokens=lean.end_tokens)
     costs = LinearCosts(gamma_max=16)
-    for tokens in prompts[:2]:
+    for tokens in prompts[:1]:
         plain = plain_decode(gguf.target, tokens, settings).tokens
         assert plain == plain_decode(lean.target, tokens, settings).tokens
         ours, theirs = (
@@ -164,7 +164,7 @@ def test_quantised_files_decode_losslessly(files: dict[str, Path], prompts: list
     assert small.stat().st_size < 0.4 * files["target"].stat().st_size
     pair = load_pair(small, files["draft"], tokenizer=str(reference_path("target")))
     settings = DecodingSettings(max_new_tokens=32, end_tokens=pair.end_tokens)
-    for tokens in prompts[:2]:
+    for tokens in prompts[:1]:
         speculated = speculative_decode(pair.target, pair.drafter(), make_policy("fixed:3", 16), tokens, settings)
         assert speculated.tokens == plain_decode(pair.target, tokens, settings).tokens
 

@@ -23,6 +23,7 @@ from draftgauge.traces.run import Run
 from draftgauge.traces.trace import PromptInfo, make_record
 from draftgauge.traces.writer import make_trace
 from engine_server import vllm_metrics
+from written_runs import write_run
 
 STEPS = ((3, 3), (3, 1), (3, 0), (3, 3), (2, 2))  # drafted and accepted, of 14 tokens
 
@@ -84,7 +85,8 @@ def test_results_of_other_versions_are_refused(text: str, message: str, tmp_path
 
 
 def test_exported_acceptance_is_what_engines_and_planners_take(tmp_path: Path) -> None:
-    run, out = Path("docs/results/real/runs/bf16"), tmp_path / "acceptance.json"
+    out = tmp_path / "acceptance.json"
+    run = write_run(tmp_path / "run", 24, length=200)
     succeeds("advise", run, "--export-acceptance", out, "--split", "all", "--policy", "fixed:2")
     document, trace = json.loads(out.read_text()), Run(run).trace
     length = document["length"]

@@ -78,7 +78,7 @@ def served(engine: str, model: Model, name: str = "folder/m", more: int = 0) -> 
 def compared(engine: str, wrong: str) -> dict[str, dict[str, Any]]:
     with served(engine, Model(1, True, wrong)) as url, served(engine, Model(2, False)) as against:
         samples = 25 if wrong == "sampled" else 10
-        rows = dg.doctor(url=url, against=against, server=engine, samples=samples, max_new_tokens=24)
+        rows = dg.doctor(url=url, against=against, server=engine, samples=samples, max_new_tokens=12)
     return {row["check"]: row for row in rows}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import socket
 import subprocess
 import sys
@@ -27,23 +26,38 @@ STEPS, KILLED, CODE = 6, 3, 9
 SHOWN = ("target", "reuse", "prompts", "new_tokens", "depths", "length", "steps", "batch", "checkpoint_every", "cache")
 SHOWN += ("log_every", "device")
 OTHER = ("precision", "threads", "attention_start", "optimizer")
-# The command line, with what it has no options for, and behind it another training, until both processes are killed.
+# Two processes as torchrun starts them, forked for the sake of what they import: the command line, with what it has no
+# options for, and behind it another training, until both are killed.
 PROGRAM = """
-import os, pickle, sys
+import os, pickle, sys, traceback
 from dataclasses import replace
 from draftgauge.api import train
 from draftgauge.cli.main import run
-other, train_drafter = {other!r}, train.train_drafter
+ports, other, (request, folder) = {ports}, {other!r}, pickle.loads({killed!r})
+train_drafter = train.train_drafter
 train.train_drafter = lambda request, *rest, **named: train_drafter(replace(request, **other), *rest, **named)
-try:
-    code = run()
-except SystemExit as ended:  # the process that does not speak
-    code = ended.code
-if code:
-    sys.exit(code)
-os.environ |= {{"MASTER_PORT": "{port}", "TORCHELASTIC_USE_AGENT_STORE": "False"}}
-request, folder = pickle.loads({killed!r})
-train_drafter(request, folder, report=lambda row: row["step"] == {at} and os._exit({code}))
+
+def work(rank):
+    os.environ |= {{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}}
+    os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0]}}
+    try:
+        code = run()
+    except SystemExit as ended:  # the process that does not speak
+        code = ended.code
+    if not code:
+        os.environ["MASTER_PORT"] = ports[1]
+        train_drafter(request, folder, report=lambda row: row["step"] == {at} and os._exit({code}))
+
+forked = []
+for rank in "01":
+    if not (number := os.fork()):
+        try:
+            work(rank)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    forked.append(number)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in forked))
 """
 
 
@@ -75,21 +89,23 @@ def accumulated(base: TrainingSpec, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def shared(base: TrainingSpec, accumulated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes under torchrun, which make the answers too; beside it one that was killed."""
+    """A run of two processes, which make the answers too; beside it one that was killed."""
     folder = tmp_path_factory.mktemp("shared") / "run"
     request = replace(base, answers=None, cache=folder.parent / "features")
     arguments = ["train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
     for name in SHOWN:
         arguments += [f"--{name.replace('_', '-')}", str(getattr(request, name))]
     program = folder.parent / "program.py"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        killed = {"port": probe.getsockname()[1], "killed": pickle.dumps((base, folder.parent / "killed"))}
+    with socket.socket() as first, socket.socket() as second:
+        for probe in (first, second):
+            probe.bind(("127.0.0.1", 0))
+        ports = [str(probe.getsockname()[1]) for probe in (first, second)]
     other = {name: getattr(request, name) for name in OTHER}
-    program.write_text(PROGRAM.format(other=other, at=KILLED, code=CODE, **killed))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
-    done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, check=False)
-    assert re.search(rf"exitcode *: {CODE} ", done.stderr), done.stderr
+    killed = pickle.dumps((base, folder.parent / "killed"))
+    program.write_text(PROGRAM.format(ports=ports, other=other, killed=killed, at=KILLED, code=CODE))
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == CODE, done.stderr
     assert done.stdout.count("Trained") == 1  # one process speaks
     (row,) = json.loads((folder.parent / "rows.json").read_text())["rows"]
     assert row["steps"] == STEPS

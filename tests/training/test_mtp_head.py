@@ -122,7 +122,7 @@ def test_it_learns_and_is_accepted(trained: tuple[TrainingSpec, Path], tmp_path:
     train_drafter(untrained, tmp_path / "untrained")
     mat = {}
     for folder in (place / "head", tmp_path / "untrained"):
-        measured = evaluate(folder, prompts=place / "prompts.jsonl", max_new_tokens=12)
+        measured = evaluate(folder, prompts=place / "prompts.jsonl", max_new_tokens=12, limit=6)
         (whole,) = (row for row in measured if "mat" in row)
         assert whole["live_mismatched_prompts"] == 0
         mat[folder] = whole["live_mat"]
@@ -136,7 +136,7 @@ def test_its_folder_is_an_mtp_head_in_every_verb(trained: tuple[TrainingSpec, Pa
     assert choose_drafter(head) == ("mtp", head)
     names = set(load_file(head / "drafter.safetensors"))
     assert {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_proj.weight"} < names
-    usual = {"prompts": prompts, "target": request.target, "max_new_tokens": 12}
+    usual = {"prompts": prompts, "target": request.target, "max_new_tokens": 12, "limit": 6}
     profile(drafter=head, out=tmp_path / "run", gamma_max=4, cost_seconds=0, **usual)
     fixed = replay(tmp_path / "run", policies=("fixed:3",))
     assert next(row for row in fixed if row["policy"] == "fixed:3")["tokens_per_step"] > 2
@@ -145,7 +145,8 @@ def test_its_folder_is_an_mtp_head_in_every_verb(trained: tuple[TrainingSpec, Pa
     decay = {"decay": (str(head), "lookup"), "held_out": str(prompts), "target": request.target}
     rows = {row["drafter"]: row for row in study_kvshot(out=tmp_path / "decay", **decay).rows}
     assert rows[str(head)]["alpha_1"] > rows["lookup"]["alpha_1"]
-    groups = {row["group"]: row for row in diagnose(head, prompts=prompts, max_new_tokens=8) if "gradient_share" in row}
+    diagnosed = diagnose(head, prompts=prompts, max_new_tokens=8, limit=3)
+    groups = {row["group"]: row for row in diagnosed if "gradient_share" in row}
     assert {"mtp.fc", "mtp.layers.0.self_attn.k_proj"} <= groups.keys()
     assert all(row["draft_share"] > 0 for row in groups.values())
     with pytest.raises(DraftgaugeError, match="no serving engine loads an MTP head of qwen3 targets"):

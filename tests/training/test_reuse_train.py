@@ -18,7 +18,7 @@ from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.core.files import FOLDER_LOCK, only_writer
 from draftgauge.drafters.reuse.config import DESIGNS
 from draftgauge.drafters.reuse.persistence import load_drafter
-from draftgauge.models.device import torch_threads
+from draftgauge.models.device import release_freed, torch_threads
 from draftgauge.models.loading import load_model
 from draftgauge.training import checkpoints
 from draftgauge.training import optimise as loop
@@ -53,15 +53,16 @@ def test_a_training_gives_threads_and_freed_memory_back(base: TrainingSpec, tmp_
     def pages() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1])
 
-    def look(row: Any) -> None:
+    def look(row: Any, size: int = 2**27) -> None:
+        release_freed()  # or pages of the heap that are free already would hold it
         before = pages()
-        torch.ones(2**27, dtype=torch.uint8)  # freed at once
+        torch.ones(size, dtype=torch.uint8)  # freed at once
         seen.append((torch.get_num_threads(), pages() - before > 2**14))
 
     seen: list[tuple[int, bool]] = []
     with torch_threads(3):
         train_drafter(replace(base, threads=2, steps=3), tmp_path / "out", report=look)
-        look(None)
+        look(None, 2**29)  # more than any hole that the training left in the heap
     assert [seen[0], seen[-1]] == [(2, True), (3, False)]
 
 
@@ -73,7 +74,6 @@ class KilledError(Exception):
     ("change", "killed_at"),
     [
         ({}, 2),
-        ({}, 4),
         ({"reuse": "hybrid", "cache": True, "accumulation": 2}, 7),
         ({"reuse": "kv", "layers": 2, "draft_vocabulary": 40, "precision": "bf16"}, 5),
         ({"recipe": "block", "reuse": "hybrid", "depths": 4, "anchors": 5, "loss": "tv", "markov_rank": 4}, 6),
