@@ -88,8 +88,7 @@ def test_vllm_s_budget_is_the_best_of_all_by_the_chances_of_the_draft_before() -
 
 
 def test_sglang_s_tiers_leave_drafting_out_and_try_it_again() -> None:
-    tier = StepTier((0, 1, 3), 3, TierRule(down=0.0))
-    lengths = []
+    tier, lengths = StepTier((0, 1, 3), 3, TierRule(down=0.0)), list[int]()
     for accepted in (0,) * 30 + (1,) * 25:
         tier.update([min(accepted, tier.length)] * 8)
         lengths.append(tier.length)
@@ -189,8 +188,7 @@ def test_vllm_s_own_code_learns_the_same_chances() -> None:
             theirs.predictions[:] = torch.sigmoid(theirs.slope * theirs.features + theirs.intercepts)
             chances = np.array([ours.chances(draft) for draft in drafts])
             assert np.abs(theirs.predictions.numpy() - chances).max() < 1e-5
-            right = rng.random((requests, GAMMA)) < chances**2
-            accepted = np.minimum(np.cumprod(right, axis=1).sum(axis=1), lengths)
+            accepted = np.minimum(np.cumprod(rng.random(chances.shape) < chances**2, axis=1).sum(axis=1), lengths)
             counted = (torch.from_numpy(of).int() for of in (np.arange(requests), accepted + 1, lengths - accepted))
             theirs.step(*counted)
             for draft, length, kept in zip(drafts, lengths, accepted, strict=True):
