@@ -146,8 +146,7 @@ def test_sglang_s_own_code_takes_the_same_lengths() -> None:
                 slot.update(accepted)
                 tier.update(accepted)
                 assert slot.current_steps == tier.length
-        defaults = engine.DEFAULT_ADAPTIVE_CONFIG.items()
-        own = {int(size): (*of["candidate_steps"], of["down_hysteresis"]) for size, of in defaults}
+        own = {int(n): (*c["candidate_steps"], c["down_hysteresis"]) for n, c in engine.DEFAULT_ADAPTIVE_CONFIG.items()}
         assert own == {size: (*candidates, rule.down) for size, (candidates, rule) in TIERS.items()}
 
 
