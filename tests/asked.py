@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from draftgauge.policies import Policy, Signal, Step
+from draftgauge.policies import Policy
 from draftgauge.policies.base import DropsLast, Extends, ReadsText, reads_of
+
+KINDS = {"read": ReadsText, "extend": Extends, "drops_last": DropsLast}
 
 
 class Asked:
-    """Decides as another policy does."""
+    """Decides as another policy does, but for methods of its own."""
 
     def __init__(self, inner: Policy) -> None:
         self.inner, self.reads = inner, reads_of(inner)
-        for name, kind in (("read", ReadsText), ("extend", Extends), ("drops_last", DropsLast)):
-            if isinstance(inner, kind):
+        for name in ("reset", "limit", "keep_drafting", "observe", *KINDS):
+            if not hasattr(self, name) and isinstance(inner, KINDS.get(name, Policy)):
                 setattr(self, name, getattr(inner, name))
-
-    def reset(self) -> None:
-        self.inner.reset()
-
-    def limit(self) -> int:
-        return self.inner.limit()
-
-    def keep_drafting(self, signal: Signal) -> bool:
-        return self.inner.keep_drafting(signal)
-
-    def observe(self, step: Step) -> None:
-        self.inner.observe(step)

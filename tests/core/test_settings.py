@@ -35,7 +35,7 @@ class Whole:
     """
 
     folder: Path = option(help="where to.", positional=True)
-    specs: tuple[str, ...] = option((), help="one by one.", repeated=True)
+    specs: tuple[str, ...] = option((), help="one by one.", repeated=True, name="--one-spec")
     part: Part = Part(limit=3)
 
 
@@ -72,6 +72,7 @@ def test_flat_values_make_a_request(arguments: tuple[Any, ...], keywords: dict[s
         ((), {}, "Whole needs folder"),
         (("x",), {"folder": "y"}, "folder given twice"),
         (("x",), {"limits": 1}, "no setting 'limits'; its settings are folder, specs"),
+        (("x",), {"one_spec": 1}, "no setting 'one_spec' .it is 'specs'.; its settings are folder, specs"),
         (("x",), {"limit": "few"}, "limit must be int or none, not 'few'"),
         (("x",), {"names": 3}, "names must be list of str, not 3"),
         (("x",) * 6, {}, "takes folder, specs by position, not 6"),

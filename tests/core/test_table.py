@@ -70,5 +70,6 @@ def test_prompts_may_be_texts_or_dicts(tmp_path: Path) -> None:
     path = write_prompts(["Hello", {"prompt": "2 + 2?", "task": "math"}], tmp_path)
     assert path == write_prompts(["Hello", {"prompt": "2 + 2?", "task": "math"}], tmp_path)
     assert [(prompt.text, prompt.task) for prompt in read_prompts(path)] == [("Hello", "prompts"), ("2 + 2?", "math")]
-    with pytest.raises(PromptError, match="texts or dicts"):
-        write_prompts([object()], tmp_path)  # type: ignore[list-item]
+    for wrong in ([object()], [3], [], [{"prompt": object()}]):
+        with pytest.raises(PromptError, match="prompts must be texts or dicts"):
+            write_prompts(wrong, tmp_path)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,9 @@ def test_a_policy_that_weighs_cost_has_them_measured_once_or_given(
     given = draftgauge.speculative(draft, gamma_max=3, costs=tmp_path / "costs.json")
     assert torch.equal(target.generate(prompt(), max_new_tokens=20, custom_generate=given), plain)
     assert given.costs == curve
+    other = draftgauge.speculative(draft, costs=replace(curve, vocabulary="another"), tokenizer=tiny_tokenizer())
+    with pytest.raises(draftgauge.DraftgaugeError, match="costs are of a pair with another vocabulary"):
+        target.generate(prompt(), max_new_tokens=5, custom_generate=other)
     shorter = draftgauge.speculative(draft, costs=curve)  # the longest draft is what the costs are known for
     assert torch.equal(target.generate(prompt(), max_new_tokens=20, custom_generate=shorter), plain)
     assert max(step.drafted for step in shorter.generations[0].steps) <= 3

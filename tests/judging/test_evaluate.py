@@ -109,10 +109,13 @@ def test_drafting_nothing_has_no_acceptance_rate(rows: dict[tuple[str, str], Row
     assert row["drafted_per_step"] == 0.0
 
 
-def test_no_way_to_hindsight_no_share_of_it(trace: Trace) -> None:
-    hopeless = linear_costs(GAMMA_MAX, t_draft=10.0)
-    row = evaluate(trace, hopeless, {"no-draft": FixedLength(0)})[-1]
+@pytest.mark.parametrize(("t_draft", "least"), [(10.0, 0.0), (0.0094, 0.001)])
+def test_no_way_to_hindsight_no_share_of_it(t_draft: float, least: float, trace: Trace) -> None:
+    """Nor a share of less than 1%, of which another policy captures -10,000%."""
+    hopeless = linear_costs(GAMMA_MAX, t_draft)
+    row = evaluate(trace, hopeless, {"hindsight": hindsight_optimum(trace, hopeless)})[-1]
     assert row["best_fixed_gamma"] == 0
+    assert least <= row["gain"] < 0.01
     assert row["captured"] is None
 
 

@@ -82,11 +82,11 @@ class TokenByToken(Asked):
 
     def keep_drafting(self, signal: Signal) -> bool:
         self.asked.append(signal)
-        return super().keep_drafting(signal)
+        return self.inner.keep_drafting(signal)
 
     def observe(self, step: Step) -> None:
         self.told.append(step)
-        super().observe(step)
+        self.inner.observe(step)
 
 
 @pytest.mark.parametrize("spec", SPECS)

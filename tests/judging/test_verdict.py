@@ -29,9 +29,11 @@ from draftgauge.judging.verdict import Verdict, verdict_of
         ),
         (Verdict("fixed:4", "fixed:4", 1.3, None, None, 9), "Not known yet: the prompts are turns of one conversation"),
         (Verdict("svip", "svip", 1.3, 1.2, 1.4, 20, "busy", "draftgauge c"), "run `draftgauge c --measure --cost-s"),
+        (Verdict("svip", "svip", 1.3, 1.2, 1.4, 20, "busy", "api.py"), "busy. What would settle it: costs measured"),
         (
-            Verdict("svip", "svip", 1.3, 1.2, 1.4, 20, "busy", "api.py"),
-            "busy. What would settle it: costs measured anew",
+            Verdict("svip", "svip", 1.3, None, None, 1, "busy", "draftgauge profile --limit 1 --out a"),
+            "run `draftgauge profile --limit 8 --out a-8 --measure --cost-seconds 60`, on 8 prompts, with nothing else "
+            "on the machine. So far: Draft with svip: 1.30x plain decoding, modelled on 1 prompt.",
         ),
         (Verdict("svip", "svip", 1.3, 1.2, 1.4, 7, "", "api.py"), "recorded. What would settle it: about 8 prompts."),
         (

@@ -77,10 +77,10 @@ class WatchedPolicy(Asked):
             self.lengths = lambda signals: inner.lengths(Watched(signals, self.watch))  # type: ignore[arg-type]
 
     def keep_drafting(self, signal: Signal) -> bool:
-        return super().keep_drafting(Watched(signal, self.watch))  # type: ignore[arg-type]
+        return self.inner.keep_drafting(Watched(signal, self.watch))  # type: ignore[arg-type]
 
     def observe(self, step: Step) -> None:
-        super().observe(Watched(step, self.watch))  # type: ignore[arg-type]
+        self.inner.observe(Watched(step, self.watch))  # type: ignore[arg-type]
 
     def _read(self, prompt_tokens: Sequence[int]) -> None:
         self.watch.note("prompt_tokens")

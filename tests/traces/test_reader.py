@@ -56,8 +56,11 @@ def test_find_runs(run: Path, tmp_path: Path) -> None:
         Run.load(tmp_path)
     with pytest.raises(TraceError, match="holds no trace"):
         Run.find(tmp_path / "other")
-    with pytest.raises(TraceError, match="there is no folder"):
-        Run.find(tmp_path / "absent")
+    for look in (Run.find, dg.report):  # the report is to lie in the folder
+        with pytest.raises(TraceError, match="there is no folder"):
+            look(tmp_path / "absent")
+    with pytest.raises(TraceError, match="is a file, no run's folder"):
+        Run.find(run / "manifest.json")
 
 
 def test_a_lost_shard_is_noticed(run: Path) -> None:

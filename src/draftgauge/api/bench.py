@@ -19,9 +19,9 @@ from draftgauge.benching.arms import (
     transformers_arms,
     without_failed,
 )
-from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
+from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to, note_near_ties
 from draftgauge.core.config import given_settings, settings_of
-from draftgauge.core.errors import DraftgaugeError, is_out_of_memory, warn
+from draftgauge.core.errors import DraftgaugeError, left_out, warn
 from draftgauge.core.parts import generator, held_as
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TEST, TRAIN
@@ -109,14 +109,8 @@ def bench(
             return _bench_run(request, runs[0], objects, over, progress)
         failed: dict[Run, str] = {}
         for run in runs:
-            try:
+            with left_out(run, failed):  # what the others took minutes for is not lost
                 benched = _bench_run(request, run, objects, over, progress)
-            except Exception as error:  # what the others took minutes for is not lost
-                if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
-                    raise
-                failed[run] = str(error)
-                warn(f"{run} is left out: {error}")
-            else:
                 rows += [row | {"run": run.name} for row in benched]
         if not rows:
             raise DraftgaugeError(f"no run in {request.folder} could be benched; the last was {run}: {failed[run]}")
@@ -235,6 +229,7 @@ def _bench(
     told = partial(progress, f"bench {pair.compression}")
     ready = bench_arms(arms, ready, request.rounds, rng, told, request.seconds)
     arms = without_failed(arms)
+    note_near_ties(pair.target, arms, ready)
     if said := answers_warning([arms[0].runs[number][0].tokens for number in range(len(ready))], pair.end_tokens):
         warn(said)
     rows = hold_to(bench_rows(arms, ready, pair.compression, compared.over), request.at_least)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from draftgauge.api.bench import bench
 from draftgauge.api.compare import compare_rows
 from draftgauge.api.profile import AskedPrompt, record_runs
-from draftgauge.core.errors import DraftgaugeError, TraceError, is_out_of_memory, warn
+from draftgauge.core.errors import DraftgaugeError, TraceError, left_out, warn
 from draftgauge.core.files import require_writable
 from draftgauge.core.parts import COMPRESSED_BEFORE, COMPRESSIONS, UNCOMPRESSED
 from draftgauge.core.progress import Progress, silent
@@ -94,19 +93,16 @@ def _of_setups(request: RankRequest, progress: Progress) -> list[dict[str, Any]]
     live: dict[Run, dict[str, Any]] = {}
     setups: dict[str, str] = {}
     failed: list[dict[str, Any]] = []
+    lost: dict[str, str] = {}
     for setup, each in asked.items():
         left = None if request.seconds is None else begun + request.seconds - time.monotonic()
-        try:
+        rows: list[dict[str, Any]] = []
+        with left_out(setup, lost):
             if setups and left is not None and left <= 0:
                 raise DraftgaugeError(OVER)
             limited = replace(each, seconds=None if left is None else max(left, 1e-9))
             rows = rank(limited, progress=lambda what, *of, named=setup: progress(f"{named}, {what}", *of))
-        except Exception as error:
-            if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
-                raise
-            warn(f"{setup} is left out: {error}")
-            failed.append({"setup": setup, "error": str(error)})
-            continue
+        failed += [{"setup": setup, "error": lost[setup]}] if setup in lost else []
         failed += [{"setup": setup} | row for row in rows if "error" in row]
         for row in rows:
             if row.get("run") and (row["task"], row["context"]) == (ALL_TASKS, None):
@@ -151,26 +147,15 @@ def record_alike(request: RankRequest, progress: Progress) -> tuple[RankRequest,
     runs: dict[str, Run] = {}
     failed: dict[str, str] = {}
     begun = time.monotonic()
-
-    @contextmanager
-    def left_out(drafter: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
-                raise
-            failed[drafter] = str(error)
-            warn(f"{drafter} is left out: {error}")
-
     loading = request.loading
     options = LoadOptions(UNCOMPRESSED, None, "auto", loading.trust_remote_code, loading.allow_pickle, target)
     for drafter in folders:  # before hours are spent on the others
-        with left_out(drafter):
+        with left_out(drafter, failed):
             name, source = choose_drafter(_recorded_as(drafter))
             drafter_kind(name).check(source, tokenizer, options)
     for drafter, run in folders.items():
         if drafter not in failed:
-            with left_out(drafter):
+            with left_out(drafter, failed):
                 if runs and request.seconds is not None and time.monotonic() - begun > request.seconds:
                     raise DraftgaugeError(OVER)
                 _record(request, drafter, run, next(iter(runs.values()), None), progress)

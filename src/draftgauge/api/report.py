@@ -43,10 +43,10 @@ def write_report(
     ranked: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """As :func:`report`; ``live`` are rows of ``bench``, ``ranked`` of ``rank``; of ``compressions`` only, if given."""
-    out = out or folder / REPORT_NAME
+    found, out = Run.find(folder), out or folder / REPORT_NAME  # first, as what follows may make the folder
     require_writable_file(out)
     runs = []
-    for run in Run.find(folder):
+    for run in found:
         if compressions is not None and run.manifest.target.compression not in compressions:
             continue
         named = read_policies((*run.usual_policies(), *policies), run.manifest.gamma_max)

@@ -41,8 +41,8 @@ COLUMNS = {
     "tokens_per_second": "tokens/s",
     "tokens_per_step": "tokens/step",
     "acceptance_rate": "acceptance",
-    "pays_below": "pays below (plain steps)",
-    "best_from": "best if a token costs from (plain steps)",
+    "pays_below": "pays below",
+    "best_from": "best from",
     "best_below": "to",
 }
 SHOWN = 12
@@ -56,7 +56,8 @@ def advise(request: AdviseRequest) -> list[dict[str, Any]]:
     estimated = [row for row in rows if row["ratio_to_plain"] is not None]
     shown = sorted(estimated, key=lambda row: -row["ratio_to_plain"])[:SHOWN] if estimated else rows
     counted = f"the {len(shown)} fastest of {len(rows)} settings" if len(shown) < len(rows) else "all settings"
-    title = f"{request.engine}: {counted}" if estimated else request.engine
+    unknown = "which step times a length pays below, and which costs of a token suit it best, in plain steps"
+    title = f"{request.engine}: {counted if estimated else unknown}"
     show_table(title, shown, {key: heading for key, heading in COLUMNS.items() if estimated or key != "ratio_to_plain"})
     advised = next((row for row in rows if row["recommended"]), None)
     page = environment("draftgauge.serving", autoescape=False).get_template("advice.txt.j2")

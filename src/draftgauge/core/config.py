@@ -269,7 +269,9 @@ def make_request(
     unknown = sorted(set(keywords) - set(settings))
     if twice or unknown:
         shown = (name for name, entry in settings.items() if not entry.hidden)
-        said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(map(repr, unknown))}"
+        spelt = {entry.option.removeprefix("--").replace("-", "_"): name for name, entry in settings.items()}
+        meant = [f"{name!r} (it is {spelt[name]!r})" if name in spelt else repr(name) for name in unknown]
+        said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(meant)}"
         raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(shown)}")
     given |= keywords
     missing = [name for name, entry in settings.items() if entry.default is MISSING and name not in given]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import TypeVar
+
+Name = TypeVar("Name")
 
 
 class DraftgaugeError(ValueError):
@@ -73,3 +77,15 @@ def is_out_of_memory(error: BaseException) -> bool:
         or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported here
         or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
     )
+
+
+@contextmanager
+def left_out(name: Name, failed: dict[Name, str]) -> Iterator[None]:
+    """One of several that users can put right, or that memory does not hold, is left out with a warning and noted."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, DraftgaugeError) and not is_out_of_memory(error):
+            raise
+        failed[name] = str(error)
+        warn(f"{name} is left out: {error}")

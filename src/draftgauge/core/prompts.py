@@ -115,6 +115,8 @@ def kept_pipe(path: str | None) -> str | None:
 
 def write_prompts(prompts: Sequence[str | dict[str, Any]], folder: Path) -> Path:
     """Texts, or dicts with the keys of a prompt file, as a file in ``folder`` that is named by its content."""
+    if not prompts or not all(isinstance(prompt, str | dict) for prompt in prompts):
+        raise PromptError("prompts must be texts or dicts with the keys of a prompt file, and at least one")
     entries = [{"prompt": prompt, "task": "prompts"} if isinstance(prompt, str) else prompt for prompt in prompts]
     try:
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)

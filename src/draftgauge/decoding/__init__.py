@@ -3,5 +3,3 @@
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings, Generation, OnCommit, Origin
 from draftgauge.decoding.speculative import speculative_decode
-
-__all__ = ["DecodingSettings", "Generation", "OnCommit", "Origin", "plain_decode", "speculative_decode"]

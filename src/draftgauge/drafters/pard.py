@@ -15,7 +15,6 @@ import torch
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Drafting, LoadOptions, Source, register_drafter
 from draftgauge.drafters.dense import (
     CHUNK,
@@ -112,9 +111,7 @@ class PardSource(LanguageModelSource):
 
     @classmethod
     def resolve(cls, source: Source) -> Source:
-        if source is None or not cls.recognises(source):
-            raise DraftgaugeError(f"drafter pard needs {cls.takes}{'' if source is None else f'; {source} is not one'}")
-        return source
+        return super(LanguageModelSource, cls).resolve(source)  # a source that describes itself
 
     @classmethod
     def check(cls, source: Source, tokenizer: PreTrainedTokenizerBase, options: LoadOptions) -> None:

@@ -89,16 +89,21 @@ class BoundPair:
             for each, before in self._weights
         )
 
+    @property
+    def vocabulary(self) -> str:
+        tokenizer = self.pair.known_tokenizer
+        return "" if tokenizer is None else vocabulary_digest(tokenizer)
+
     def measure(self, call: GenerateArguments, gamma_max: int) -> CostCurve:
         """What a step costs around the first prompt of a call."""
-        prompt, tokenizer = call.rows[0].prompt, self.pair.known_tokenizer
+        prompt = call.rows[0].prompt
         plan = MeterPlan(
             text=prompt,
             contexts=[len(prompt) + call.settings.max_new_tokens // 2],
             gamma_max=gamma_max,
             seconds=MEASURING_SECONDS,
             context_limit=self.pair.context,
-            vocabulary="" if tokenizer is None else vocabulary_digest(tokenizer),
+            vocabulary=self.vocabulary,
             sampling=call.settings.sampling,
         )
         return measured(self.pair, plan, 0, silent)
@@ -246,6 +251,9 @@ class Speculative:
             if self.costs is None and self._named.weighs_cost:
                 self.costs = pair.measure(call, self._longest)
             assert not isinstance(self.costs, str | Path)
+            known = "" if self.costs is None else self.costs.vocabulary
+            if known and pair.vocabulary not in ("", known):
+                raise DraftgaugeError("costs are of a pair with another vocabulary: left out, they are measured here")
             self._live = self._named.make(self._longest, self.costs, method_of(pair.target.module.config.to_dict()))
         return self._live
 

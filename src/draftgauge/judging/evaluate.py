@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -14,6 +13,7 @@ from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.prompts import TRAIN
 from draftgauge.judging.hindsight import hindsight_optimum
 from draftgauge.judging.replay import Replay, _best_of, best_fixed_gamma, plain_replay, replay, replay_fixed_all
+from draftgauge.judging.speed import LEVEL
 from draftgauge.judging.splits import EVERYTHING, Design
 from draftgauge.judging.statistics.bootstrap import TEST_RESAMPLES, columns, holm
 from draftgauge.judging.verdict import recommend
@@ -90,8 +90,8 @@ def evaluate(
       ``references`` aside, for which it is None;
     * ``best_rival``: the fastest of the tuned policies on those prompts, with ``gain_over_rival``,
       ``gain_over_rival_low`` and ``_high`` over it; None without tuned policies;
-    * ``captured``: share of the speed-up from that length to the drafter's hindsight optimum; negative below that
-      length, None where the two are equal;
+    * ``captured``: share of the speed-up from that length to the drafter's hindsight optimum; None where that is
+      below 1%;
     * ``recommended``: whether it is the simplest policy that is level with the fastest, see
       :func:`~draftgauge.judging.verdict.recommended`; of fixed lengths only the best one is a candidate.
 
@@ -159,7 +159,7 @@ def evaluate(
                 "p_holm": None,
                 "best_rival": against.best_rival,
                 **over_rival,
-                "captured": None if math.isclose(top, slow, rel_tol=1e-9) else (pace - slow) / (top - slow),
+                "captured": None if top < slow * (1 + LEVEL) else (pace - slow) / (top - slow),
             }
             rows.append(row)
     for task, *_ in groups:

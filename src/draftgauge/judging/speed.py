@@ -57,8 +57,9 @@ class Speed:
 
     @property
     def estimate(self) -> float:
-        """Tokens over seconds."""
-        return float(np.sum(self.tokens) / np.sum(self.seconds))
+        """Tokens over seconds; NaN where nothing was timed."""
+        seconds = float(np.sum(self.seconds))
+        return float(np.sum(self.tokens)) / seconds if seconds else float("nan")
 
     def interval(self, resamples: int = RESAMPLES) -> Interval:
         return interval_of(*self._ratios(resamples))

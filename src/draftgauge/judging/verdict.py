@@ -60,9 +60,12 @@ class Verdict:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
         typed = self.command.startswith("draftgauge ")  # else Python's
         if self.doubt:
-            again = f"To settle it, run `{_with_longer_costs(self.command)}`" if typed else "What would settle it:"
-            costs = "" if typed else " costs measured anew (measure, cost_seconds 60)"
-            return f"the costs are not to be trusted, {self.doubt}. {again}{costs} with nothing else on the machine"
+            again, enough = _with_longer_costs(self.command), ""
+            if self.prompts < MIN_PROMPTS:  # else this would be said next
+                again, enough = _with_more(again, self.prompts, MIN_PROMPTS), f", on {MIN_PROMPTS} prompts,"
+            costs = "What would settle it: costs measured anew (measure, cost_seconds 60)"
+            settled = (f"To settle it, run `{again}`" if typed else costs) + enough
+            return f"the costs are not to be trusted, {self.doubt}. {settled} with nothing else on the machine"
         least, have, unit = MIN_PROMPTS, self.prompts, self.unit
         if level := self.low is not None and self.high is not None and self.low <= 1 <= self.high:
             least = max(least, _needed(have, self.speedup, self.low or 0.0, self.high or 0.0))
@@ -83,7 +86,8 @@ class Verdict:
     def __str__(self) -> str:
         interval = "" if self.low is None else f" (95%: {self.low:.2f}x to {self.high:.2f}x)"
         how = "measured" if self.live else "modelled"
-        figure = f"{self.speedup:.2f}x plain decoding{interval}, {how} on {self.prompts} {self.unit}"
+        unit = self.unit.replace("s", "", 1) if self.prompts == 1 else self.unit
+        figure = f"{self.speedup:.2f}x plain decoding{interval}, {how} on {self.prompts} {unit}"
         if self.speculate:
             known = f"Draft with {self.setting}: {figure}."
             if self.fastest.startswith(FIXED):

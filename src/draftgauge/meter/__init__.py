@@ -2,5 +2,3 @@
 
 from draftgauge.meter.batches import BatchMeterPlan, measure_batches
 from draftgauge.meter.costs import MeterPlan, default_contexts, measure_costs, measured_span
-
-__all__ = ["BatchMeterPlan", "MeterPlan", "default_contexts", "measure_batches", "measure_costs", "measured_span"]

@@ -85,10 +85,8 @@ def model_folder(source: str | Path) -> str | Path:
     folder = Path(source)
     if not folder.is_dir():
         if folder.is_file():
-            raise ModelError(
-                f"{source} is a file, no model folder: give the folder that it was converted from, as a GGUF file "
-                "cannot be trained on, nor read by transformers"
-            )
+            hint = "give a folder as save_pretrained writes it; of a GGUF file the one that it was converted from"
+            raise ModelError(f"{source} is a file, no model folder: {hint}")
         if looks_local:
             hint = "give the folder that save_pretrained wrote, or a model id of the hub"
             raise ModelError(f"there is no model folder {source}: {hint}")

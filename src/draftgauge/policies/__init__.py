@@ -10,17 +10,3 @@ from draftgauge.policies.spec import POLICIES, PolicySpec, make_policy, register
 for _module in iter_modules(__path__):  # every file registers its policy
     import_module(f"{__name__}.{_module.name}")
 import_others(__name__)
-
-__all__ = [
-    "POLICIES",
-    "Policy",
-    "PolicySpec",
-    "Reads",
-    "Signal",
-    "SignalArrays",
-    "SignalName",
-    "StatelessPolicy",
-    "Step",
-    "make_policy",
-    "register_policy",
-]

@@ -198,7 +198,7 @@ class Manifest:
         """Read ``manifest.json`` of a run folder."""
         path = folder / MANIFEST_NAME
         if not path.exists():
-            raise TraceError(f"{folder} holds no trace (no {MANIFEST_NAME}); record one with `draftgauge profile`")
+            raise _no_run(folder)
         values = MANIFEST.read(path)
         try:
             return from_mapping(cls, values, str(path))
@@ -320,15 +320,17 @@ def _run_folders(folder: Path) -> list[Path]:
     """The folder itself if it has a manifest, else its sub-folders that have one, by name."""
     if (folder / MANIFEST_NAME).is_file():
         return [folder]
-    if not folder.is_dir():
-        raise TraceError(f"there is no folder {folder}; record a trace with `draftgauge profile`")
-    runs = sorted(child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file())
+    runs = sorted(child for child in folder.iterdir() if (child / MANIFEST_NAME).is_file()) if folder.is_dir() else []
     if not runs:
-        raise TraceError(
-            f"{folder} holds no trace (no {MANIFEST_NAME}, nor in its sub-folders); record one with `draftgauge "
-            "profile`"
-        )
+        raise _no_run(folder, ", nor in its sub-folders")
     return runs
+
+
+def _no_run(folder: Path, nor: str = "") -> TraceError:
+    said = f"{folder} is a file, no run's folder" if folder.is_file() else f"there is no folder {folder}"
+    if folder.is_dir():
+        said = f"{folder} holds no trace (no {MANIFEST_NAME}{nor})"
+    return TraceError(f"{said}; record a run with `draftgauge profile`")
 
 
 def _read(folder: Path, manifest: Manifest) -> Trace:

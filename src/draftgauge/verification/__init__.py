@@ -14,21 +14,3 @@ from draftgauge.verification.sampling import (
     read_signals,
     signals,
 )
-
-__all__ = [
-    "NOT_FINITE",
-    "Sampling",
-    "Verdict",
-    "accept",
-    "accept_greedy",
-    "best_tokens",
-    "check_finite",
-    "choose",
-    "draw",
-    "entropy_bits",
-    "flip",
-    "probabilities",
-    "read_signals",
-    "residual",
-    "signals",
-]
