@@ -54,7 +54,7 @@ def test_find_runs(run: Path, tmp_path: Path) -> None:
     assert Run.find(tmp_path) == [Run(tmp_path / "int8"), Run(run)]
     with pytest.raises(DraftgaugeError, match="holds 2 runs: name one of them"):
         Run.load(tmp_path)
-    absent = {"other": "holds no trace", "absent": "there is no folder", "run/manifest.json": "is a file, no run's fold"}
+    absent = {"other": "holds no trace", "absent": "there is no folder", "run/manifest.json": "is a file, no run"}
     for look in (dg.report, Run.find):  # a report, which is to lie in the folder, makes none
         for name, said in absent.items():
             with pytest.raises(TraceError, match=said):
