@@ -10,12 +10,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from command_line import invoke
 from draftgauge.api.bench import DEFAULTS, _compared, bench
 from draftgauge.api.runs import Run
 from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
-from draftgauge.benching.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows
+from draftgauge.benching.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows, note_near_ties
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS
 from draftgauge.decoding import DecodingSettings
@@ -141,6 +142,20 @@ def test_tokens_that_are_not_plain_decodings_are_counted() -> None:
     counts = {key: (row["mismatches"], row["mismatched_prompts"]) for key, row in rows.items()}
     assert counts["svip", "all"] == (4, 3)
     assert (counts["svip", "a"], counts["svip", "b"], counts[PLAIN, "all"]) == ((3, 2), (1, 1), (0, 0))
+
+
+@pytest.mark.parametrize(("dtype", "ties"), [(torch.float32, 1), (torch.bfloat16, 2)])
+def test_a_first_difference_is_a_near_tie_where_the_target_was_undecided(dtype: torch.dtype, ties: int) -> None:
+    logits = torch.tensor([1.0, 2.0, 1.9995, 1.7, 0.0])
+    target = Mock(**{"spec.dtype": dtype, "spec.engine": "lean", "spec.device": torch.device("cpu")})
+    target.forward.side_effect = lambda text, last_only: logits[None] if text.tolist() == [7, 1] else None
+    arms, prompts = timed_arms(**{PLAIN: 1.0, "svip": 0.5}), [BenchPrompt([7], "a")] * 4
+    assert bench_rows(arms, prompts, "bf16")[0]["near_ties"] is None
+    for n, token in enumerate((2, 3, 4, 1)):  # nothing is asked where outputs agree
+        arms[0].runs[n], arms[1].runs[n] = ([ArmRun([1, each, 0], 1, 2, 0.5, 0.1)] for each in (1, token))
+    note_near_ties(target, arms, prompts)
+    counts = [bench_rows(arms, prompts, "bf16")[-1][key] for key in ("mismatched_prompts", "near_ties")]
+    assert [*counts, target.forward.call_count] == [3, ties, 3]
 
 
 def test_turns_of_a_conversation_are_drawn_together() -> None:

@@ -76,10 +76,8 @@ def test_the_fastest_run_is_first_with_its_quality_its_memory_and_the_command_th
     command = rows[0]["deploy"].splitlines()[-1]
     assert command.startswith("draftgauge generate PROMPT --target ")
     assert "--compression nf4" in command
-    assert (
-        f"Deploy {fast} with {rows[0]['policy']}: {rows[0]['tokens_per_second']:.3g} tokens a second"
-        in (rows[0]["verdict"])
-    )
+    speed = f"{rows[0]['tokens_per_second']:.3g} tokens a second"
+    assert f"Deploy {fast} with {rows[0]['policy']}: {speed}" in rows[0]["verdict"]
     assert f"{rows[0]['agreement']:.1%} of its tokens are those of {slow}" in rows[0]["verdict"]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,8 +55,7 @@ def test_an_owned_model_gives_its_weights_up_and_has_them_back_when_asked(family
 )
 def test_the_layout_is_the_one_that_is_timed_as_the_fastest(times, expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "TIMED_FROM", 0)
-    asked = itertools.cycle(times)
-    monkeypatch.setattr(packing, "_seconds", lambda *_: next(asked))
+    monkeypatch.setattr(packing, "_seconds", Mock(side_effect=itertools.cycle(times)))
     model = tiny_model()
     assert packing_of(model, owned=True).layout == expected
     assert len(packing._some([torch.empty(3, 4), torch.empty(2, 4)])) == 2
@@ -69,8 +69,7 @@ def test_the_layout_is_the_one_that_is_timed_as_the_fastest(times, expected, mon
 def test_a_processor_without_the_instructions_is_named_once_with_what_it_costs(monkeypatch) -> None:
     monkeypatch.setattr(packing, "TIMED_FROM", 0)
     monkeypatch.setattr(packing, "_cpu_multiplies", lambda weight: weight.dtype == torch.float32)
-    asked = itertools.cycle((1.0, 2.5))
-    monkeypatch.setattr(packing, "_seconds", lambda *_: next(asked))
+    monkeypatch.setattr(packing, "_seconds", Mock(side_effect=itertools.cycle((1.0, 2.5))))
     with pytest.warns(UserWarning, match=r"does not multiply bfloat16.*4 tokens takes 2\.5 times one.*fp32") as said:
         cached = wrap(tiny_model().bfloat16(), "lean", owned=True)
     assert len(said) == 1

@@ -102,9 +102,8 @@ def test_tools_calls_and_roles_reach_the_template_or_are_refused(
 def test_templates_may_trim_and_cut_off_thinking() -> None:
     tokenizer = selective("system", "user", "assistant")
     messages = [ASK, {"role": "assistant", "content": "<think>hm</think>"}, {"role": "user", "content": "so?"}]
-    assert (
-        tokenizer.decode(encode_prompt(tokenizer, messages)) == "<user>What is 37 + 45?<assistant><user>so?<assistant>"
-    )
+    text = tokenizer.decode(encode_prompt(tokenizer, messages))
+    assert text == "<user>What is 37 + 45?<assistant><user>so?<assistant>"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from draftgauge.benching.arms import (
     transformers_arms,
     without_failed,
 )
-from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to
+from draftgauge.benching.bench_rows import ASKED, Reference, bench_rows, hold_to, note_near_ties
 from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, left_out, warn
 from draftgauge.core.parts import generator, held_as
@@ -229,6 +229,7 @@ def _bench(
     told = partial(progress, f"bench {pair.compression}")
     ready = bench_arms(arms, ready, request.rounds, rng, told, request.seconds)
     arms = without_failed(arms)
+    note_near_ties(pair.target, arms, ready)
     if said := answers_warning([arms[0].runs[number][0].tokens for number in range(len(ready))], pair.end_tokens):
         warn(said)
     rows = hold_to(bench_rows(arms, ready, pair.compression, compared.over), request.at_least)

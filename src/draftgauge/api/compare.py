@@ -62,6 +62,7 @@ def compare(request: CompareRequest) -> list[Row]:
         - ``kl``: to the uncompressed target in nats, where ``profile`` measured it.
         - ``agreement``: the chance that a token is that of the run ``agreement_with`` after the same text.
         - ``weights_mib``: of target and draft as they are held, about.
+        - ``peak_memory_gib``: the most in use, from loading to measuring costs, libraries and caches among it.
         - ``device``, ``machine``, ``cost_doubt``.
         - ``deploy``, a command, and ``verdict``, in words: of the first row only.
 
@@ -104,6 +105,7 @@ def compare_rows(runs: Sequence[Run], live: Mapping[Run, Row], judged: JudgedSpe
             "agreement": None if reference is None else _agreement(of.trace, best[reference].trace),
             "agreement_with": None if reference is None else str(reference),
             "weights_mib": None if None in weights else sum(filter(None, weights)) / MIB,
+            "peak_memory_gib": of.costs.peak_memory_gib,
             "device": of.costs.device,
             "machine": _machine(run),
             "cost_doubt": of.costs.doubt() or None,

@@ -76,7 +76,8 @@ class Arm:
     """One way of decoding, with all its runs by prompt and round.
 
     An ``outside`` arm is another library's: if it fails, its error is kept in ``failed`` and the others continue.
-    ``restart`` makes it forget what it has learned of earlier prompts.
+    ``restart`` makes it forget what it has learned of earlier prompts. ``near_ties`` are of
+    :func:`~draftgauge.benching.bench_rows.note_near_ties`.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Arm:
     outside: bool = False
     failed: str = ""
     restart: Callable[[], None] = lambda: None
+    near_ties: set[int] | None = None
 
     def run(self, prompt: list[int]) -> list[ArmRun]:
         """One run; empty if an outside arm fails or has failed before."""

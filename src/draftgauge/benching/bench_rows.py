@@ -8,14 +8,18 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 
 from draftgauge.benching.arms import Arm, BenchPrompt
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.parts import COMPRESSED_BEFORE
 from draftgauge.core.provenance import command_line
 from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.judging.verdict import recommend, say_verdict
+from draftgauge.models.base import CachedModel
+from draftgauge.models.device import upload
 from draftgauge.policies.spec import FIXED
 from draftgauge.requests import PLAIN
 from draftgauge.traces.trace import distinct_share
@@ -24,6 +28,7 @@ SAME_RUNS = "same runs"  # a fixed length chosen by the very runs that it is com
 ASKED = "asked for"
 PERCENTILES = (50, 90, 99)
 NO_FIXED = "no fixed length among the policies"
+NEAR_TIE = {True: 1e-3, False: 0.5}  # logits that are less apart, in float32 and in what rounds more, count as equal
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,27 @@ class Reference:
 
     arm: str
     chosen_from: str
+
+
+@torch.inference_mode()
+def note_near_ties(target: CachedModel, arms: Sequence[Arm], prompts: Sequence[BenchPrompt]) -> None:
+    """Note the prompts whose output differs from plain decoding's, the first arm, at a near-tie.
+
+    There the target's logits of both tokens are less apart than roundings make them.
+    """
+    exact = target.spec.dtype == torch.float32 and not target.spec.engine.startswith(COMPRESSED_BEFORE)
+    for arm in arms:
+        arm.near_ties = set()
+        for number, prompt in enumerate(prompts):
+            plain, own = (each.runs[number][0].tokens for each in (arms[0], arm))
+            at = next((place for place, (a, b) in enumerate(zip(plain, own, strict=False)) if a != b), None)
+            if at is not None:
+                target.reset()
+                text = upload([*prompt.tokens, *plain[:at]], target.spec.device)
+                logits = target.forward(text, last_only=True)[-1]
+                if logits.max() - logits[own[at]] < NEAR_TIE[exact]:
+                    arm.near_ties.add(number)
+    target.reset()
 
 
 def bench_rows(
@@ -44,10 +70,12 @@ def bench_rows(
     ``source_model`` and ``source_text`` are accepted tokens per step that were drafted, and looked up;
     ``distinct_4grams`` is the share of 4-grams that do not repeat. ``tokens_per_second``, ``ratio_to_plain`` and
     ``gain`` over the arm ``over`` (the fastest fixed length if None) have ``_low`` and ``_high``; ``over_from``,
-    ``ratio_to_best_transformers``. ``mismatches`` are positions whose token is not plain decoding's;
-    ``mismatched_prompts``. ``recommended`` is the simplest of this draftgauge's own arms that is level with the fastest
-    on all prompts, see :func:`~draftgauge.judging.verdict.recommended`. Its row over all tasks also has ``verdict``, in
-    words.
+    ``ratio_to_best_transformers``. ``mismatches`` are positions whose token is not plain decoding's, also behind the
+    first. ``mismatched_prompts`` are outputs that differ. ``near_ties`` are those whose first difference is one, see
+    :func:`note_near_ties`; None of servers.
+
+    ``recommended`` is the simplest of this draftgauge's own arms that is level with the fastest on all prompts, see
+    :func:`~draftgauge.judging.verdict.recommended`. Its row over all tasks also has ``verdict``, in words.
 
     All speeds of a row are one estimator: tokens over seconds, summed over prompts, each with the median of its rounds.
     Intervals are 95%, by resampling conversations.
@@ -95,6 +123,7 @@ def bench_rows(
                 "distinct_4grams": distinct_share([run.tokens for run in runs]),
                 "mismatches": sum(differing),
                 "mismatched_prompts": sum(count > 0 for count in differing),
+                "near_ties": None if arm.near_ties is None else len(arm.near_ties.intersection(chosen)),
                 "prefill_seconds": float(np.median([run.prefill_seconds for n in chosen for run in arm.runs[n]])),
                 **percentiles("ttft", [run.prefill_seconds for run in usual]),
                 **percentiles("tpot", [run.seconds / run.timed for run in usual if run.timed]),

@@ -30,7 +30,8 @@ COLUMNS = {
     "ttft_p50_ms": "ms to the first, median",
     "ttft_p90_ms": "p90",
     "tokens_per_step": "tokens/step",
-    "mismatches": "mismatches",
+    "mismatched_prompts": "outputs that differ",
+    "near_ties": "of these near-ties",
     "gain": "gain [95%]",
     "over": "over",
     "ratio_to_best_transformers": "x best transformers",
@@ -60,9 +61,12 @@ def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[
         prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
     columns = by_target(pooled, COLUMNS | source_columns(pooled))
     show_table(f"All tasks together, {prompts}, live", pooled, columns)
-    if differing := max((row.get("mismatched_prompts", 0) for row in pooled), default=0):
+    unlike = max(pooled, key=lambda row: row.get("mismatched_prompts", 0))
+    if differing := unlike.get("mismatched_prompts", 0):
         cause = "half precision and int8 round otherwise in passes of several tokens, so near-ties fall differently"
         say(f"Up to {differing} outputs differ from plain decoding's: {cause}. In float32 they are the same.")
+        if (near := unlike.get("near_ties")) is not None:
+            say(f"{near} of {differing} differ first at a near-tie of the target.")
     console.print(describe_load(machine_load()), highlight=False)
     show_verdicts(pooled)
     if short := [row for row in pooled if row.get("reached") is False]:

@@ -110,6 +110,7 @@ COMPARED = {
     "agreement": "same tokens",
     "kl": "KL to uncompressed, nats",
     "weights_mib": "weights MiB",
+    "peak_memory_gib": "peak GiB",
     "engine": "engine",
     "drafter": "drafter",
     "gain": "over the first [95%]",

@@ -177,6 +177,14 @@ def release_freed() -> None:
 _OPTIONS = {-1: (2**31 - 1, 2**26), -2: (2**28, 2**17), -3: (2**25, 2**25), -4: (0, 2**16)}
 
 
+def restart_peak(device: torch.device) -> None:
+    """Have :func:`peak_memory_gib` count from here on, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory_gib(device: torch.device) -> float:
     """Most memory in use so far, of the GPU or else of the process."""
     if device.type == "cuda":

@@ -19,7 +19,7 @@ from draftgauge.core.verb import verb
 from draftgauge.drafters.base import Drafter, Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.models.base import CachedModel, skeleton_of
-from draftgauge.models.device import label_of
+from draftgauge.models.device import choose_device, label_of, restart_peak
 from draftgauge.models.engines.gguf_library import check_gguf_vocabulary
 from draftgauge.models.folder import REFERENCE, fingerprint, is_gguf, model_folder, was_sampled
 from draftgauge.models.loading import load_model, load_tokenizer, quantisation_method, wrap
@@ -162,6 +162,7 @@ def load_pair(spec: PairSpec) -> Pair:
     tokenizer = load_tokenizer(loading.tokenizer or target, trusted)
     if is_gguf(target):
         check_gguf_vocabulary(tokenizer, Path(target), "target")
+    restart_peak(choose_device(spec.machine.device))
 
     def load() -> CachedModel:
         return load_model(target, compression, spec.machine.device, engine, trusted, loading.device_map)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def measure_quality(request: ProfileRequest, runs: Sequence[Path], progress: Pro
         release_unused()
         progress("quality", done, len(missing))
         held = _load(request.pair, name)
-        kept = compared(references, [log_probabilities(held, text) for text in texts])
+        kept = compared(references, (log_probabilities(held, text) for text in texts))
         atomic_write_text(run / QUALITY_NAME, json.dumps(kept | {"prompts": len(texts)}))
         del held
     progress("quality", len(missing), len(missing))
@@ -81,12 +81,14 @@ def read_quality(run: Path) -> dict[str, float]:
     return {}
 
 
-def compared(exact: Sequence[Tensor], held: Sequence[Tensor]) -> dict[str, float]:
-    """Means over all positions of log probabilities ``[n, vocabulary]``, one tensor a text."""
-    pairs = list(zip(exact, held, strict=True))
-    kl = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs])
-    same = torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in pairs])
-    return {"kl": max(0.0, float(kl.mean())), "agreement": float(same.float().mean()), "positions": len(kl)}
+def compared(exact: Iterable[Tensor], held: Iterable[Tensor]) -> dict[str, float]:
+    """Means over all positions of log probabilities ``[n, vocabulary]``, a tensor a text, read one after the other."""
+    kl, same, positions = 0.0, 0, 0
+    for p, q in zip(exact, held, strict=True):
+        kl += float((p.exp() * (p - q)).sum())
+        same += int((p.argmax(-1) == q.argmax(-1)).sum())
+        positions += len(p)
+    return {"kl": max(0.0, kl / positions), "agreement": same / positions, "positions": positions}
 
 
 def log_probabilities(model: CachedModel, text: Text) -> Tensor:

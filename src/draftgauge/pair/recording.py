@@ -23,7 +23,7 @@ from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.drafters.base import Drafter
 from draftgauge.drafters.language_model import LanguageModelSource
 from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measure_batches
-from draftgauge.models.device import draft_compression
+from draftgauge.models.device import draft_compression, peak_memory_gib
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import check_caches_fit
 from draftgauge.models.experts import experts_read
@@ -177,7 +177,8 @@ def measure_pair(
     if not curve.doubt():
         keep_costs(pair, curve, plan.sampling)
     experts = experts_read(pair.target, plan.text, curve.gamma_max + 1)
-    curve = replace(curve, pair=Run(run).manifest.pair, experts=experts)
+    peak = peak_memory_gib(pair.target.spec.device)
+    curve = replace(curve, pair=Run(run).manifest.pair, experts=experts, peak_memory_gib=peak)
     with suppress(TraceError):  # what batches cost is kept until it is measured again
         before = Run(run).costs
         same = (before.device, before.engine) == (curve.device, curve.engine)

@@ -167,6 +167,7 @@ class CostCurve:
         pair: fingerprints of target and drafter, ``engine``: of the target; empty if not known.
         experts: of a mixture of experts, how many different ones a layer reads on average to verify 1, 2, ... tokens;
             empty where not counted.
+        peak_memory_gib: most memory in use from loading the pair on, libraries and caches among it; None if not known.
     """
 
     contexts: tuple[int, ...]
@@ -186,6 +187,7 @@ class CostCurve:
     measured: Measurement | None = None
     batched: BatchCosts | None = None
     experts: tuple[float, ...] = ()
+    peak_memory_gib: float | None = None
 
     @property
     def gamma_max(self) -> int:
