@@ -42,8 +42,10 @@ def tested_elsewhere(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if folder not in ("core", "faults", "traces"):
             patch.setattr(os, "fsync", lambda descriptor: None)
-            for module, name in ((provenance, "_version"), (provenance, "git_revision"), (main, "make_app")):
-                patch.setattr(module, name, functools.cache(getattr(module, name)))
+            for name in ("_version", "git_revision"):
+                patch.setattr(provenance, name, functools.cache(getattr(provenance, name)))
+        if folder in ("api", "serving"):  # others change verbs before they are read
+            patch.setattr(main, "make_app", functools.cache(main.make_app))
         if folder != "reporting":
             empty = charts.Markup('<svg viewBox="0 0 1 1" role="img" aria-label="{}"></svg>').format
             patch.setattr(charts, "_svg", lambda axes, name, description: empty(description))

@@ -166,12 +166,8 @@ def test_live_ratio_to_plains_stand_beside_the_modelled_ones(asked, words, ranke
     out, rows, _ = ranked
     decoded: list[Any] = []
     live = dg.rank(live=2, progress=lambda *of: decoded.append(of), **asked)
-    assert [of[1:] for of in decoded if "bench" in of[0]] == 2 * [
-        (0, 2),
-        (0, 2),
-        (1, 2),
-        (2, 2),
-    ]  # first while each arm warms up
+    # The first while each arm warms up.
+    assert [of[1:] for of in decoded if "bench" in of[0]] == 2 * [(0, 2), (0, 2), (1, 2), (2, 2)]
     decoded_rows = [row for row in live if "live_ratio_to_plain" in row]
     assert {row["drafter"] for row in decoded_rows} == set(asked["drafters"])
     for row in decoded_rows:
@@ -191,12 +187,8 @@ ORDERS = [(2, 1, 3, "as modelled"), (1, None, None, "not tell"), (1, 1, 3, "not 
 @pytest.mark.parametrize(("slower", "low", "high", "said"), ORDERS)
 def test_the_live_order_is_said_with_what_its_intervals_tell(ranked, capsys, slower, low, high, said) -> None:
     rows = [row for row in ranked[1] if row.get("run") and row["task"] == "all"]
-    first = {
-        "live_ratio_to_plain": slower,
-        "live_ratio_to_plain_low": low,
-        "live_ratio_to_plain_high": low and 2,
-        "live_mismatched_prompts": 0,
-    }
+    first = {"live_ratio_to_plain": slower, "live_ratio_to_plain_low": low, "live_ratio_to_plain_high": low and 2}
+    first["live_mismatched_prompts"] = 0
     second = first | {"live_ratio_to_plain": 1.5, "live_ratio_to_plain_low": low, "live_ratio_to_plain_high": high}
     show_ranking([rows[0] | first, rows[1] | second])
     assert said in capsys.readouterr().out.replace("\n", " ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import subprocess
 import sys
@@ -10,9 +11,19 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.table import Table
 
 from draftgauge.cli import advise, bench, console, profile, rank, train
-from draftgauge.cli.console import EXIT_INTERRUPTED, EXIT_USAGE, Output, friendly_errors, friendly_warnings, show_table
+from draftgauge.cli.console import (
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Output,
+    friendly_errors,
+    friendly_warnings,
+    printable,
+    show_table,
+)
 from draftgauge.core.provenance import read_measurement
 
 ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "mat": 2.5, "mat_low": 2.25, "mat_high": 2.75}
@@ -182,3 +193,33 @@ def test_an_import_that_ctrl_c_broke_off_is_an_interrupt(capsys: pytest.CaptureF
     assert "interrupted. Go on." in capsys.readouterr().err
     with pytest.raises(ModuleNotFoundError), console.friendly_errors():
         raise ModuleNotFoundError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("zwölf\t日本\n", "zwölf\t日本\n"),
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("a\rb\x07\x9bc\x7f", r"a\rb\x07\x9bc\x7f"),
+        ("safe\u202eexe.txt", r"safe\u202eexe.txt"),
+        ("half \ud800", r"half \ud800"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_printed_carries_sequences_of_others(terminal: bool) -> None:
+    stream = io.StringIO()
+    output = Output(file=stream, force_terminal=terminal, width=100, color_system="standard" if terminal else None)
+    name = "task\x1b]0;title\x07\x1b[2J"
+    table = Table("name")
+    table.add_row(name, style="red")
+    for shown in (name, table, Segments([Segment(name)])):
+        output.print(shown, markup=False, highlight=False)
+    assert stream.getvalue().count(r"task\x1b]0;titl") == 3
+    assert "\x1b]" not in stream.getvalue()
+    assert "\x1b[2J" not in stream.getvalue()
+    assert ("\x1b[31m" in stream.getvalue()) == terminal  # our own styles stay

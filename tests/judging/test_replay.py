@@ -116,8 +116,7 @@ def test_a_policy_is_told_what_happened_and_asked_only_where_it_can_decide() -> 
         assert step.target_entropy == trace.target_entropy[row + step.committed - 1]
         most = min(5, trace.drafted[row], trace.max_new_tokens - record.position[i] - 1)
         assert all(next(asked) == signal for signal in step.signals[: most - 1])
-    assert len(policy.told) == len(record.prompt)
-    assert next(asked, None) is None
+    assert (len(policy.told), next(asked, None)) == (len(record.prompt), None)
 
 
 def hand_made_trace(accepted: list[int], finish: str = "length") -> Trace:

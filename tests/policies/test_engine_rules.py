@@ -74,9 +74,7 @@ def test_vllm_s_budget_is_the_best_of_all_by_the_chances_of_the_draft_before() -
         now = {slot: signals(rng, int(rng.integers(0, GAMMA + 1))) for slot in range(3)}
         certain = max(range(13), key=lambda b: (3 + b) / table[3 + b])
         assert sum(batch.admit(before, 9).values()) == certain
-        known = sorted(
-            (c for slot, of in before.items() for c in np.cumprod(chances(of))[: len(now[slot])]), reverse=True
-        )
+        known = -np.sort([-c for slot, of in before.items() for c in np.cumprod(chances(of))[: len(now[slot])]])
         best = max(range(len(known) + 1), key=lambda b: (3 + sum(known[:b])) / table[3 + b])
         admitted = batch.admit(now, 9)
         assert sum(admitted.values()) == best
@@ -90,8 +88,7 @@ def test_vllm_s_budget_is_the_best_of_all_by_the_chances_of_the_draft_before() -
 
 
 def test_sglang_s_tiers_leave_drafting_out_and_try_it_again() -> None:
-    tier = StepTier((0, 1, 3), 3, TierRule(down=0.0))
-    lengths = []
+    tier, lengths = StepTier((0, 1, 3), 3, TierRule(down=0.0)), list[int]()
     for accepted in (0,) * 30 + (1,) * 25:
         tier.update([min(accepted, tier.length)] * 8)
         lengths.append(tier.length)
@@ -138,9 +135,8 @@ def test_sglang_s_own_code_takes_the_same_lengths() -> None:
             ours.tier(size).update(accepted)
         for _ in range(1000):
             candidates = rng.choice(9, int(rng.integers(1, 5)), replace=False).tolist()
-            rule = TierRule(
-                float(rng.random()), 2, 3, float(rng.normal() / 4), float(rng.normal() / 4), float(rng.choice([0, 1.5]))
-            )
+            smoothing, down, up = rng.random(), *(rng.normal(size=2) / 4)
+            rule = TierRule(smoothing, 2, 3, down, up, float(rng.choice([0, 1.5])))
             config = {"candidate_steps": candidates, "ema_alpha": rule.smoothing, "warmup_batches": 2}
             config |= {"update_interval": 3, "down_hysteresis": rule.down, "up_hysteresis": rule.up}
             slot = engine.AdaptiveStepSlot(3, config | {"ceiling_coeff": rule.ceiling})
@@ -150,10 +146,8 @@ def test_sglang_s_own_code_takes_the_same_lengths() -> None:
                 slot.update(accepted)
                 tier.update(accepted)
                 assert slot.current_steps == tier.length
-        assert {
-            int(size): (tuple(of["candidate_steps"]), of["down_hysteresis"])
-            for size, of in engine.DEFAULT_ADAPTIVE_CONFIG.items()
-        } == {size: (candidates, rule.down) for size, (candidates, rule) in TIERS.items()}
+        own = {int(n): (*c["candidate_steps"], c["down_hysteresis"]) for n, c in engine.DEFAULT_ADAPTIVE_CONFIG.items()}
+        assert own == {size: (*candidates, rule.down) for size, (candidates, rule) in TIERS.items()}
 
 
 def test_vllm_s_own_code_takes_the_same_budgets() -> None:
@@ -193,10 +187,9 @@ def test_vllm_s_own_code_learns_the_same_chances() -> None:
             theirs.predictions[:] = torch.sigmoid(theirs.slope * theirs.features + theirs.intercepts)
             chances = np.array([ours.chances(draft) for draft in drafts])
             assert np.abs(theirs.predictions.numpy() - chances).max() < 1e-5
-            right = rng.random((requests, GAMMA)) < chances**2
-            accepted = np.minimum(np.cumprod(right, axis=1).sum(axis=1), lengths)
-            slots = torch.arange(requests, dtype=torch.int32)
-            theirs.step(slots, torch.from_numpy(accepted + 1).int(), torch.from_numpy(lengths - accepted).int())
+            accepted = np.minimum(np.cumprod(rng.random(chances.shape) < chances**2, axis=1).sum(axis=1), lengths)
+            counted = (torch.from_numpy(of).int() for of in (np.arange(requests), accepted + 1, lengths - accepted))
+            theirs.step(*counted)
             for draft, length, kept in zip(drafts, lengths, accepted, strict=True):
                 ours.add(draft[:length], int(kept))
             ours.step()
@@ -215,7 +208,6 @@ def test_sglang_s_own_tables_give_the_same_seconds() -> None:
             theirs, at = engine.SpsAdditiveCostTable(**parts), rng.integers(1, [64, 512], (9, 2)).tolist()
             told = [theirs.step_time(num_reqs=b, budget=m - b) for b, m in at]
             assert [StepTable(**parts).seconds(b, m) for b, m in at] == pytest.approx(told, rel=1e-12)
-            older = {"sample_batch_tokens": probes, "sample_steps_per_sec": parts["theta_seconds"]}
-            older |= {"max_batch_tokens": 512}
-            told = [1 / engine.SpsCostTable(**older).lookup(m) for _, m in at]
-            assert [RateTable(**older).seconds(b, m) for b, m in at] == pytest.approx(told, rel=1e-12)
+            older = (probes, parts["theta_seconds"], 512)
+            told = [1 / engine.SpsCostTable(*older).lookup(m) for _, m in at]
+            assert [RateTable(*older).seconds(b, m) for b, m in at] == pytest.approx(told, rel=1e-12)

@@ -73,6 +73,16 @@ def test_a_server_that_ignores_its_length_is_refused_and_stopped(asked: list[str
         assert message in refusal("costs", "--start", *wrong)
 
 
+def test_vllm_beside_draftgauge_is_started_without_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    server.parent.mkdir(parents=True)
+    server.write_text("import sys\nsys.exit(' '.join(sys.argv[1:]))")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the process that it starts
+    asked = ("-e", "vllm", "--target", "T", "--drafter", "lookup", "--out", tmp_path / "costs.json")
+    assert "--model T --max-num-seqs 16" in refusal("costs", "--start", *asked)
+
+
 def test_ctrl_c_leaves_no_server(asked: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "draftgauge", "costs", "--start", *asked, "--out", str(tmp_path / "costs.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:

@@ -54,13 +54,11 @@ def test_find_runs(run: Path, tmp_path: Path) -> None:
     assert Run.find(tmp_path) == [Run(tmp_path / "int8"), Run(run)]
     with pytest.raises(DraftgaugeError, match="holds 2 runs: name one of them"):
         Run.load(tmp_path)
-    with pytest.raises(TraceError, match="holds no trace"):
-        Run.find(tmp_path / "other")
-    for look in (Run.find, dg.report):  # the report is to lie in the folder
-        with pytest.raises(TraceError, match="there is no folder"):
-            look(tmp_path / "absent")
-    with pytest.raises(TraceError, match="is a file, no run's folder"):
-        Run.find(run / "manifest.json")
+    absent = {"other": "holds no trace", "absent": "there is no folder", "run/manifest.json": "is a file, no run"}
+    for look in (dg.report, Run.find):  # a report, which is to lie in the folder, makes none
+        for name, said in absent.items():
+            with pytest.raises(TraceError, match=said):
+                look(tmp_path / name)
 
 
 def test_a_lost_shard_is_noticed(run: Path) -> None:

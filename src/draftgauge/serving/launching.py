@@ -41,6 +41,12 @@ def llama_program() -> list[str]:
     return [sys.executable, "-m", "draftgauge.serving.llama_in_wheel"]
 
 
+def vllm_program() -> list[str]:
+    """The vLLM that is installed beside draftgauge, whose own command may be missing or fail; else the command."""
+    beside = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    return beside if find_spec("vllm") else ["vllm", "serve"]
+
+
 @cache
 def _help(*program: str) -> str:
     return subprocess.run([*program, "--help"], capture_output=True, text=True, timeout=START_SECONDS).stdout
@@ -74,7 +80,7 @@ def started(
             words += [SYNTHETIC, ",".join(["0.5"] * length)]
         words += ["--parallel", str(at_once), "--ctx-size", str(at_once * room)]
     else:
-        words = [*(own or words[:2]), *words[2:], "--max-num-seqs", str(at_once), "--enable-per-request-metrics"]
+        words = [*(own or vllm_program()), *words[2:], "--max-num-seqs", str(at_once), "--enable-per-request-metrics"]
         words += ["--per-request-spec-decode-metrics", "summary"] if "--speculative-config" in words else []
     with launched(words) as url:
         yield url
