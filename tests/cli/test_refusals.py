@@ -15,6 +15,7 @@ def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=PermissionError(13, "Permission denied")))
+    assert "name a file" in refusal("replay", str(tmp_path / "none"), "--json", "-")
     said = refusal("replay", str(tmp_path / "none"), "--json", str(tmp_path / "new" / "rows.json"))
     assert "cannot write" in said
     assert "Permission denied" in said

@@ -44,6 +44,8 @@ def test_printed_rows_are_a_table_as_wide_as_the_terminal_and_the_verdict(monkey
     assert heading.split() == ["policy", "gain"]  # without what is the same in every row, or does not fit
     assert [line.split() for line in lines] == [["rule", "0", "0"], ["rule", "1", "0.125"], ["rule", "2", "0.25"]]
     assert verdict == "Draft."
+    checked = Rows([{"check": "made-for", "status": "wrong", "what": "Of another target.", "remedy": "Take its own."}])
+    assert str(checked).endswith("\nmade-for: Of another target.\n  do: Take its own.")
 
 
 def test_rows_become_a_data_frame() -> None:

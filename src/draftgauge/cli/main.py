@@ -128,6 +128,8 @@ def _destination(json: str | None, request: Any) -> Path | None:
     if json is None:
         return None
     path = Path(json)
+    if json == "-":
+        raise DraftgaugeError("--json -: name a file; standard output shows the table")
     if path.is_dir() or any(parent.is_file() for parent in path.parents):
         raise DraftgaugeError(f"--json {path}: name a file in a folder, not a folder or a place below a file")
     if not path.exists() or path.is_file():  # else a device or a pipe, of whose folder nothing is asked

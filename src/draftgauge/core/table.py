@@ -39,7 +39,7 @@ class Rows(list[dict[str, Any]]):
         return shown, [key for key in every if _says_something(shown, key)]
 
     def __str__(self) -> str:
-        """A table of what fits into a terminal, without what is the same in every row, and the verdict."""
+        """A table of what fits into a terminal, without what is the same in every row; what to do; and the verdict."""
         shown, every = self._shown()
         lines, room = [""] * (len(shown) + 1), get_terminal_size().columns
         for key in dict.fromkeys(key for key in (*LEADING, *every) if key in every):
@@ -48,7 +48,8 @@ class Rows(list[dict[str, Any]]):
             if len({*cells}) > 2 or len(shown) == 1 or not lines[0]:
                 room -= width
                 lines = [line + cell.ljust(width) for line, cell in zip(lines, cells, strict=True) if room > 0] or lines
-        return "\n".join([*map(str.rstrip, lines), *filter(None, [self.verdict])])
+        remedies = [f"{row['check']}: {row['what']}\n  do: {row['remedy']}" for row in self if row.get("remedy")]
+        return "\n".join([*map(str.rstrip, lines), *remedies, *filter(None, [self.verdict])])
 
     def _repr_html_(self) -> str:
         shown, keys = self._shown()
