@@ -248,11 +248,14 @@ def contest_table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def served_table(rows: Sequence[Row]) -> Iterator[str]:
-    """What ``advise`` names for a server beside the best length of all, by drafter, prompts and requests at once."""
-    yield "| drafter | prompts | requests | advised | tokens/s | best of all | tokens/s | advised over best |"
-    yield "|---|---|---:|---|---:|---|---:|---:|"
-    for cell in dict.fromkeys((row["drafter"], row["prompts"], row["at_once"]) for row in rows):
-        own = [row for row in rows if (row["drafter"], row["prompts"], row["at_once"]) == cell]
+    """What ``advise`` names for a server beside the best length of all, by pair, prompts and requests at once."""
+    yield "| target | drafter | prompts | requests | advised | tokens/s | best of all | tokens/s | advised over best |"
+    yield "|---|---|---|---:|---|---:|---|---:|---:|"
+    cells: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        names = (row[name].removesuffix(".gguf") for name in ("target", "drafter"))
+        cells.setdefault((*names, row["prompts"], row["at_once"]), []).append(row)
+    for cell, own in cells.items():
         named, best = next(row for row in own if row["advised"]), next(row for row in own if row["of_best"] == 1)
         shown = [f"`{row['setting']}` | {row['tokens_per_second']:.1f}" for row in (named, best)]
         yield f"| {' | '.join(map(str, cell))} | {' | '.join(shown)} | {named['of_best']:.2f} |"

@@ -3,7 +3,8 @@
     python benchmarks/served_lengths.py --target TARGET.gguf --draft DRAFT.gguf --tokenizer FOLDER --prompts F...
 
 The advice is from a run on other prompts and from ``draftgauge costs --start``. Then servers of every length run side
-by side, in an order drawn anew for every prompt. Runs, costs and cells (drafter, prompts, requests) are kept.
+by side, in an order drawn anew for every prompt. Runs, costs and cells (target, drafter, prompts, requests) are kept;
+--work is of one target.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ROOT, save
+from common import ROOT, matching, save
 
 from draftgauge.api.advise import advise
 from draftgauge.api.engine_costs import costs
@@ -53,7 +54,8 @@ def main() -> None:
     name, swept = f"serving-{given.engine}.json", chosen(given)
     rows = list(read_measurement(given.out / name).rows) if (given.out / name).is_file() else []
     for drafter in (given.draft, "lookup"):
-        done = {(row["prompts"], row["at_once"]) for row in rows if row["drafter"] == Path(drafter).name}
+        names = {"target": Path(given.target).name, "drafter": Path(drafter).name}
+        done = {(row["prompts"], row["at_once"]) for row in matching(rows, names)}
         cells = [(task, n) for task in swept for n in AT_ONCE if (task, n) not in done]
         named = {cell: advised(given, drafter, *cell) for cell in cells}
         settings = sorted({PLAIN, *(f"fixed:{length}" for length in LENGTHS), *named.values()}) if cells else []
@@ -63,7 +65,7 @@ def main() -> None:
                 new = cell_rows(given, urls, swept[task], n)
                 best = max(row["tokens_per_second"] for row in new)
                 for row in new:
-                    row |= {"engine": given.engine, "drafter": Path(drafter).name, "prompts": task, "at_once": n}
+                    row |= {"engine": given.engine, **names, "prompts": task, "at_once": n}
                     row |= {"advised": row["setting"] == named[task, n], "of_best": row["tokens_per_second"] / best}
                 rows += new
                 save(given.out, name, rows)
