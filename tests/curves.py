@@ -29,4 +29,5 @@ def random_costs(seed: int, gamma_max: int) -> CostCurve:
     draft[:, 0] = 0.0
     costs = build(verify, draft, rng.uniform(0.1, 1.0, 3), (1, 150, 300))
     catch_up = (0.0, *rng.uniform(0.0, 0.5, int(rng.integers(0, 4))).tolist())
-    return replace(costs, catch_up=catch_up, keeps_drafted=bool(rng.integers(2)))
+    costs = replace(costs, catch_up=catch_up, keeps_drafted=bool(rng.integers(2)))
+    return replace(costs, rollback=tuple(rng.uniform(0.0, 0.5, int(rng.integers(0, 3))).tolist()))

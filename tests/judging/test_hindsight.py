@@ -57,6 +57,7 @@ def every_path(trace: Trace, prompt: int, costs: CostCurve, text: bool) -> list[
                 if gamma == 0:  # or as lookup copies
                     accepted = max(accepted, agreed(index.continuation(appended, least=1), position))
                 here = float(costs.step_seconds(gamma, info.prompt_tokens + position, appended=appended))
+                here += float(costs.rollback_seconds(len(draft), accepted))
                 if gamma:
                     here += costs.catch_up[min(backlog, len(costs.catch_up)) - 1]
                     kept = min(accepted, gamma - 1) if costs.keeps_drafted else 0
