@@ -28,5 +28,7 @@ def test_a_draft_served_alone_says_what_is_drafting_at_most_what_a_step_adds() -
     slow = costs_of_steps("llama-server", [0.010], {4: [0.014]}, [0.003])
     assert slow.draft[0][:5] == pytest.approx([0, 0.001, 0.002, 0.003, 0.004])
     assert slow.verify[0] == pytest.approx([0.010] * (LONGEST + 1))
+    level = costs_of_steps("llama-server", [0.010], {2: [0.020], 4: [0.030], 6: [0.030]}, [0.001])
+    assert level.verify[0][2:7:2] == pytest.approx([0.018, 0.024, 0.024])  # whatever the line beyond 6 tokens says
     equal = costs_of_steps("llama-server", [0.010], {4: [0.009]})
     assert all(seconds > 0 for seconds in equal.draft[0][1:])

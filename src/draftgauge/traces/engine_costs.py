@@ -173,7 +173,9 @@ def costs_of_steps(
     beyond = np.maximum.accumulate(np.maximum(whole - whole[0], np.arange(LONGEST + 1) * MIN_DRAFT))
     alone = np.arange(LONGEST + 1) * float(np.median(draft)) if len(draft) else beyond
     verifying = beyond - np.minimum(alone, beyond)
-    verifying = np.minimum.accumulate(verifying[::-1])[::-1]  # a pass of more tokens is not shorter
+    timed = slice(max(steps) + 1)  # what lies beyond says nothing of the lengths served
+    verifying[timed] = np.minimum.accumulate(verifying[timed][::-1])[::-1]  # a pass of more tokens is not shorter
+    verifying = np.maximum.accumulate(verifying)
     drafting, verify = beyond - verifying, whole[0] + verifying
     return EngineCosts(
         engine=engine,
