@@ -118,12 +118,14 @@ def test_weights_are_held_once_while_loading_and_after(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_stored_in_halves_are_widened_exactly(family: str, tied: bool, tmp_path: Path) -> None:
     tiny_model(family, tie_word_embeddings=tied).bfloat16().save_pretrained(tmp_path)
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = exact.state_dict() | dict(exact.named_buffers())  # what is computed and not stored too
     for engine in ("lean", "modules"):
         cached = load_model(tmp_path, "fp32", "cpu", engine)
         assert engine != "lean" or not cached.skeleton.model.layers[0].self_attn.o_proj.weight.numel()
         assert cached.spec.dtype == cached.module.config.dtype == torch.float32
-        assert all(torch.equal(part, expected[name]) for name, part in cached.module.state_dict().items())
+        found = cached.module.state_dict() | dict(cached.module.named_buffers())
+        assert all(torch.equal(part, expected[name]) and part.dtype == torch.float32 for name, part in found.items())
     stored = load_file(tmp_path / "model.safetensors")
     stored["model.norm.weight"] = stored["model.norm.weight"].float() + 1e-4  # whose digits stay
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})

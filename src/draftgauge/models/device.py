@@ -303,9 +303,12 @@ def weight_bytes(compression: str, dtype: torch.dtype) -> float:
     return held.get(compression) or dtype.itemsize
 
 
-def on_meta(config: PreTrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+def on_meta(
+    config: PreTrainedConfig, trust_remote_code: bool = False, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    as_asked = {} if dtype is None else {"dtype": dtype}
     with torch.device("meta"):
-        return auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+        return auto_class(config).from_config(config, trust_remote_code=trust_remote_code, **as_asked)
 
 
 def auto_class(config: PreTrainedConfig, source: str | Path = "the model") -> Any:

@@ -26,6 +26,7 @@ from draftgauge.models.device import (
     draft_compression,
     label_of,
     method_of,
+    on_meta,
     quantization_config,
     release_freed,
 )
@@ -139,6 +140,8 @@ def _loaded(
             check_quantises(config, label, chosen, trust_remote_code)
         widens = dtype == torch.float32 and not stays and config.model_type in FAMILIES
         stored = _only_dtype(path) if widens else None
+        if stored and any(made.dtype == stored for made in on_meta(config, trust_remote_code, stored).buffers()):
+            stored = None  # what the model computes for itself would be rounded, as Gemma's scale of the embedding
         model, report = auto_class(config, source).from_pretrained(
             str(path),
             config=config,
