@@ -206,13 +206,13 @@ def _bench(
     costs: CostCurve | None = None,
 ) -> list[dict[str, Any]]:
     """Decode every prompt with every policy; a policy that weighs costs gets those given, else the pair's own."""
-    length, gamma_max = request.output.max_new_tokens, request.drafts.gamma_max
-    if costs is None and any(policy.weighs_cost for policy in compared.named):
+    length, gamma_max = request.output.max_new_tokens, pair.longest(request.drafts.gamma_max)
+    asked = {PolicySpec.of(text).text for text in (*request.policies, *([compared.over.arm] if compared.over else ()))}
+    named = [p for p in compared.named if p.text in asked or (p.length or 0) <= gamma_max]
+    if costs is None and any(policy.weighs_cost for policy in named):
         costs = pair_costs(pair, request.costs, gamma_max, progress=progress)
     held = held_as(pair.compression, pair.target.spec.engine)
-    made = with_objects(
-        {p.text: p.make(pair.longest(gamma_max), costs, held) for p in compared.named}, compared.objects
-    )
+    made = with_objects({p.text: p.make(gamma_max, costs, held) for p in named}, compared.objects)
     if request.datastore is not None:
         decoded = [tokens for _, tokens in prompts]
         with_stored(list(made.values()), read_stored(request.datastore, vocabulary_digest(pair.tokenizer), decoded))

@@ -160,7 +160,7 @@ def _costs(runs: Sequence[Run]) -> dict[str, CostCurve]:
     alike: dict[tuple[object, ...], dict[str, CostCurve]] = {}
     for run in runs:
         target, costs = run.manifest.target, run.costs
-        key = (target.fingerprint, target.compression, costs.engine, costs.device, costs.gamma_max, _machine(run))
+        key = (target.fingerprint, target.compression, costs.engine, costs.device, _machine(run))
         alike.setdefault(key, {})[str(run)] = costs
     levelled = (on_one_target(of) if len(of) > 1 else of for of in alike.values())
     return {run: curve for of in levelled for run, curve in of.items()}

@@ -251,18 +251,20 @@ def make_request(
     arguments: Sequence[Any] = (),
     keywords: Mapping[str, Any] = MappingProxyType({}),
     spelled: Callable[[Setting], str] = lambda entry: entry.name,
+    call: str = "",
 ) -> Request:
     """A request from flat values, converted to the types of its fields.
 
     Args:
         keywords: values by name. None stands for the default of a tuple. A lone text for a tuple is split at commas, or
             is its only item where items are given one by one.
+        call: what takes them, in messages; by default the class.
     """
-    settings = {entry.name: entry for entry in settings_of(cls)}
+    settings, call = {entry.name: entry for entry in settings_of(cls)}, call or cls.__name__
     leading = [entry.name for entry in leading_settings(cls)]
     if len(arguments) > len(leading):
         raise DraftgaugeError(
-            f"{cls.__name__} takes {', '.join(leading)} by position, not {len(arguments)} arguments: name the others"
+            f"{call} takes {', '.join(leading)} by position, not {len(arguments)} arguments: name the others"
         )
     given = dict(zip(leading, arguments, strict=False))
     twice = sorted(set(given) & set(keywords))
@@ -272,11 +274,11 @@ def make_request(
         spelt = {entry.option.removeprefix("--").replace("-", "_"): name for name, entry in settings.items()}
         meant = [f"{name!r} (it is {spelt[name]!r})" if name in spelt else repr(name) for name in unknown]
         said = f"{', '.join(twice)} given twice" if twice else f"no setting {', '.join(meant)}"
-        raise DraftgaugeError(f"{cls.__name__}: {said}; its settings are {', '.join(shown)}")
+        raise DraftgaugeError(f"{call}: {said}; its settings are {', '.join(shown)}")
     given |= keywords
     missing = [name for name, entry in settings.items() if entry.default is MISSING and name not in given]
     if missing:
-        raise DraftgaugeError(f"{cls.__name__} needs {', '.join(missing)}")
+        raise DraftgaugeError(f"{call} needs {', '.join(missing)}")
     values = {name: _converted(settings[name], value, spelled(settings[name])) for name, value in given.items()}
     request = cls(**_nested(cls, {(*settings[name].path, name): value for name, value in values.items()}))
     object.__setattr__(request, _GIVEN, frozenset(name for name, value in given.items() if value is not None))

@@ -63,6 +63,13 @@ def meant(name: object, known: Iterable[str]) -> str:
     return "".join(f"did you mean {alike}? " for alike in get_close_matches(str(name), list(known), 1))
 
 
+def misread(error: Exception) -> str:
+    """In words, why JSON of another program could not be read: what it lacks, or what is wrong in it."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return str(error) if isinstance(error, ValueError) else "it has another layout"
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """A Python warning that points at the caller's code: at the first frame outside of this package."""
     level, frame = 1, sys._getframe()

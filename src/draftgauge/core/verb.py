@@ -63,7 +63,8 @@ def verb(request_class: type, loaded: type | None = None) -> Verb:
             if loaded is not None and arguments and isinstance(arguments[0], loaded):
                 further["pair"], *arguments = arguments  # type: ignore[assignment]
             whole = len(arguments) == 1 and not keywords and isinstance(arguments[0], request_class)
-            request = arguments[0] if whole else make_request(request_class, arguments, keywords)
+            name = f"{function.__name__}()"
+            request = arguments[0] if whole else make_request(request_class, arguments, keywords, call=name)
             pair = further.get("pair")
             with sigterm_interrupts(), in_turn(*(() if pair is None else pair.models)), watched_load():
                 given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]

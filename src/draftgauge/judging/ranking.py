@@ -77,19 +77,18 @@ def rank_rows(recorded: Mapping[str, tuple[Trace, CostCurve]]) -> list[dict[str,
 def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
     """Costs of several drafters, measured one after the other, as if the target had run equally fast for all of them.
 
-    Its passes are the same whoever drafts. The curve of most contexts says how they grow with the context. The curve
-    that other work disturbed least, that of the shortest passes, says how fast they are. What a drafter takes is scaled
-    by how fast the target ran beside it.
+    Its passes are the same whoever drafts. Of those with the longest drafts, the curve of most contexts says how they
+    grow with the context. The curve that other work disturbed least, that of the shortest passes, says how fast they
+    are. What a drafter takes is scaled by how fast the target ran beside it.
     """
     verified = np.arange(1, min(curve.gamma_max for curve in curves.values()) + 2)
 
     def of_target(curve: CostCurve, contexts: tuple[int, ...]) -> float:
         return float(curve.verify_seconds(verified, np.array(contexts)[:, None]).sum())
 
-    widest = min(curves.values(), key=lambda curve: (-len(curve.contexts), of_target(curve, curve.contexts)))
+    widest = min(curves.values(), key=lambda c: (-c.gamma_max, -len(c.contexts), of_target(c, c.contexts)))
     paces = {name: of_target(c, c.contexts) / of_target(widest, c.contexts) for name, c in curves.items()}
     pace, places = min(paces.values()), np.array(widest.contexts)[:, None]
-    verify = tuple(tuple(pace * seconds for seconds in row) for row in widest.verify)
     scaled = {}
     for name, curve in curves.items():
         factor = pace / paces[name]
@@ -97,7 +96,7 @@ def on_one_target(curves: Mapping[str, CostCurve]) -> dict[str, CostCurve]:
         scaled[name] = replace(
             curve,
             contexts=widest.contexts,
-            verify=verify,
+            verify=tuple(tuple(pace * seconds for seconds in row[: curve.gamma_max + 1]) for row in widest.verify),
             plain=tuple(pace * seconds for seconds in widest.plain),
             draft=tuple(map(tuple, draft.tolist())),
             catch_up=tuple(factor * seconds for seconds in curve.catch_up),

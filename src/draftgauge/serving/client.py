@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from draftgauge.core.errors import DraftgaugeError
+from draftgauge.core.errors import DraftgaugeError, misread
 from draftgauge.serving.counters import served_models
 from draftgauge.serving.endpoint import COMPLETION_SECONDS, ServerError, fetch_json
 from draftgauge.serving.exchange import count
@@ -66,7 +66,7 @@ def _as_words(engine: str, url: str) -> Iterator[None]:
     except DraftgaugeError:  # a ValueError too, and said already
         raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise ServerError(f"the server at {url} does not answer as {engine} does ({error!r})") from error
+        raise ServerError(f"the server at {url} does not answer as {engine} does ({misread(error)})") from error
 
 
 def prompt_tokens(engine: str, url: str, request: Mapping[str, Any]) -> list[int]:

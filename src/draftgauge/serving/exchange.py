@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from draftgauge.core.artefacts import parse_json, parse_json_lines, read_text
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import TraceError, misread
 from draftgauge.judging.evaluate import task_masks
 from draftgauge.judging.replay import replay_lengths
 from draftgauge.serving.engines import ENGINES
@@ -55,7 +55,7 @@ def _of_guidellm(report: Any, path: Path) -> Iterator[tuple[str, Any]]:
             for each in benchmark["requests"]["successful"]
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path} is no report of guidellm 0.8 ({error!r}): give its benchmarks.json") from error
+        raise TraceError(f"{path} is no report of guidellm 0.8 ({misread(error)}): give its benchmarks.json") from error
     if not any(metrics.get("speculative_decoding") for _, _, metrics in counted):
         raise TraceError(
             f"{path} holds no request with what vLLM drafted: start vLLM with --per-request-spec-decode-metrics "
@@ -75,7 +75,8 @@ def _of_aiperf(record: Mapping[str, Any], where: str) -> Any:
         counted["acceptance_histogram"] = [histogram.get(accepted, 0) for accepted in range(longest + 1)]
         prompt = (metrics.get("input_sequence_length") or {}).get("value", 0)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{where} is no record of aiperf 0.13 ({error!r}): give its profile_export.jsonl") from error
+        said = f"{where} is no record of aiperf 0.13 ({misread(error)})"
+        raise TraceError(f"{said}: give its profile_export.jsonl") from error
     usage = {"prompt_tokens": prompt, "completion_tokens": counted.get("completion_tokens")}
     return {"usage": usage, "metrics": {"speculative_decoding": counted}}
 

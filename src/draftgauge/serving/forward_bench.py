@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftgauge.core.artefacts import read_json
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import TraceError, misread
 from draftgauge.serving.exchange import MAX_COUNT, count, draft_length
 from draftgauge.traces.costs import fit_law
 from draftgauge.traces.engine_costs import MIN_DRAFT, EngineCosts
@@ -67,12 +67,14 @@ def read_results(path: Path) -> dict[Case, dict[int, float]]:
         try:
             shapes = {(count(r["query_len"]), draft_length(r["num_draft_tokens"])) for r in entry["requests"]}
             texts = [count(count(r["kv_len"]) - r["query_len"]) for r in entry["requests"]]
+            if len(shapes) != 1:
+                raise ValueError(f"requests of {len(shapes)} shapes in place of one")
             seconds, ((query, drafted),) = entry["median_us"] / 1e6, shapes
             if query != drafted + 1 or not SHORTEST <= seconds <= LONGEST or sum(texts) > MAX_COUNT:
                 raise ValueError(f"a query of {query} tokens with {drafted} drafted ones in {seconds:g} s")
         except (KeyError, TypeError, ValueError) as error:
             name = entry.get("case") if isinstance(entry, dict) else entry
-            what = f"{path}: case {name!r} is not one of `draftgauge costs --cases` ({error})"
+            what = f"{path}: case {name!r} is not one of `draftgauge costs --cases` ({misread(error)})"
             raise TraceError(f"{what}: {AGAIN}") from error
         found[Case(len(texts), drafted)][sum(texts)] = seconds
     return dict(found)

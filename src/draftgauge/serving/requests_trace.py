@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftgauge.core.errors import TraceError
+from draftgauge.core.errors import TraceError, misread
 from draftgauge.serving.exchange import answers_of, count, draft_length
 from draftgauge.traces.trace import PromptInfo, PromptRecord, Trace, make_record
 from draftgauge.traces.writer import make_trace
@@ -65,7 +65,8 @@ def request_steps(answer: Any, where: str) -> RequestSteps:
             task=str(answer.get("task", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise TraceError(f"{where} is no answer of vLLM with metrics of every step ({error}): {START}") from error
+        said = f"{where} is no answer of vLLM with metrics of every step ({misread(error)})"
+        raise TraceError(f"{said}: {START}") from error
     if len(steps.drafted) != len(steps.accepted) or any(
         not accepted <= drafted <= steps.longest
         for drafted, accepted in zip(steps.drafted, steps.accepted, strict=True)

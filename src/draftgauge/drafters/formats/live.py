@@ -117,7 +117,7 @@ class CheckpointSource(DraftSource):
     def __init__(self, source: str | Path, net: DrafterNet) -> None:
         self.source, self.net = source, net
         self.family, self.engine = net.layout.family, "modules"
-        self.tap_plan = TapPlan(net.layout.taps)
+        self.tap_plan, self.longest = TapPlan(net.layout.taps), net.layout.longest
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:

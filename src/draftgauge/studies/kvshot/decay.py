@@ -68,5 +68,5 @@ def decay_said(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _counts(trace: Trace) -> Counts:
-    reached, accepted = (np.stack(sums, -1)[None, :, :DEPTHS] for sums in sums_by_depth(trace))
-    return Counts(reached, accepted)
+    counts = (np.stack(sums, -1)[None, :, :DEPTHS] for sums in sums_by_depth(trace))
+    return Counts(*(np.pad(of, ((0, 0), (0, 0), (0, DEPTHS - of.shape[-1]))) for of in counts))  # some draft no deeper
