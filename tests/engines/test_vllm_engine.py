@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.drafters.mtp.families import FAMILIES, family_of
 from draftgauge.models.folder import PAIR_FOLDER, reference_path
 from draftgauge.models.loading import load_model
 from draftgauge.pair.loading import Pair, load_pair
@@ -33,6 +35,8 @@ from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, read_costs
 from engine_processes import need_vllm, vllm_server
 from engine_steps import LONGEST, live_steps
+from mtp_heads import save_with_heads
+from tiny import tiny_tokenizer, tokens
 
 pytestmark = pytest.mark.slow
 OUTPUT, DEPTHS = 48, 4
@@ -189,3 +193,32 @@ def test_an_exported_drafter_is_accepted_step_by_step(prompts: list[list[int]], 
         by_position.update(depth for _, accepted in steps for depth in range(accepted))
     assert counts.by_position == tuple(by_position[depth] for depth in range(DEPTHS))
     assert counts.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "length"), [("qwen2", "MiMoForCausalLM", 1), ("glm4_moe", "Glm4MoeForCausalLM", 3)]
+)
+def test_mtp_heads_are_accepted_step_by_step(
+    kind: str, architecture: str, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_vllm()
+    name, family = family_of(kind)
+    monkeypatch.setitem(FAMILIES, name, replace(family, zero_first=True))  # as vLLM has it in every family
+    sizes = {"vocab_size": 96, "hidden_size": 128, "max_position_embeddings": 1024}
+    save_with_heads(tmp_path, kind, 1, outer="model.", **sizes)
+    tiny_tokenizer(96).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings |= {"architectures": [architecture], "num_nextn_predict_layers": 1, "eos_token_id": None, "head_dim": 32}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    asked = [tokens(9 + seed, seed).tolist() for seed in range(8)]
+    config = {"method": "mtp", "num_speculative_tokens": length}
+    with vllm_server(tmp_path, "--speculative-config", json.dumps(config), *METRICS) as url:
+        answered = [completion(url, prompt, ignore_eos=True) for prompt in asked]
+    pair, accepted = replace(load_pair(PairSpec(target=str(tmp_path), drafter="mtp")), end_tokens=frozenset()), 0
+    for prompt, answer in zip(asked, answered, strict=True):
+        output = answer["choices"][0]["token_ids"]
+        assert output == plain_decode(pair.target, prompt, DecodingSettings(max_new_tokens=OUTPUT)).tokens
+        steps = live_steps(pair, f"fixed:{length}", None, prompt, output)
+        assert answer["metrics"]["speculative_decoding"]["per_step_accepted"] == [right for _, right in steps]
+        accepted += sum(right for _, right in steps)
+    assert accepted > 0
