@@ -298,7 +298,7 @@ def test_bad_settings():
 
 PROMPT = tokens(10, seed=3).tolist()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(1.0), "top-p": Sampling(0.8, top_k=20, top_p=0.9)}
-SAID = r"the logits of the overflowing \(torch.float32\) are NaN or infinite from token 13 of the text on: .*float16"
+SAID = r"the logits of the target \(torch.float32\) are NaN or infinite from token 13 of the text on: .*float16"
 
 
 class Overflowing(WrappedModel):
@@ -333,7 +333,7 @@ def test_plain_and_speculative_decoding(sampling: Sampling, value: float) -> Non
     with pytest.raises(ModelError, match=SAID):
         plain_decode(overflowing(value), PROMPT, settings, generator)
     for policy in (FixedLength(3), ConfidenceThreshold(0.1, 4)):
-        with pytest.raises(ModelError, match=r"logits of the overflowing .* from token 1[0-3] of the text on"):
+        with pytest.raises(ModelError, match=r"logits of the target .* from token 1[0-3] of the text on"):
             speculative_decode(overflowing(value), seeded_drafter(sampling), policy, PROMPT, settings, generator)
 
 
@@ -364,7 +364,7 @@ def test_recording(sampling: Sampling) -> None:
     with pytest.raises(ModelError, match="the logits of the draft model are NaN or infinite from token 10"):
         record_prompt(wrap(tiny_model(seed=1)), bad, prompt, PROMPT, plan, generator)
     if sampling.greedy:
-        with pytest.raises(ModelError, match=r"the logits of the overflowing .* from token 10 of the text on"):
+        with pytest.raises(ModelError, match=r"the logits of the target .* from token 10 of the text on"):
             record_answer(
                 overflowing(), seeded_drafter(sampling), (prompt, PROMPT), Answer([1, 2, 3, 4, 5, 6], "stop"), plan
             )

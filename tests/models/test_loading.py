@@ -89,7 +89,7 @@ def test_unknown_engine(chat_folder: Path) -> None:
 @pytest.mark.parametrize("source", [Path("no/such"), "/no/such/model", "./missing", "a/b/c", __file__])
 @pytest.mark.parametrize("load", [load_model, load_tokenizer])
 def test_a_missing_folder(load, source: str | Path) -> None:
-    with pytest.raises(ModelError, match=r"no model chat_folder.*: give (the|a) folder"):
+    with pytest.raises(ModelError, match=r"no model folder.*: give (the|a) folder"):
         load(source)
 
 
