@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# transformers 5.24.0: assisted generation with a Gemma 4 assistant and sampling, as the models' own settings ask for.
+# transformers 5.24.0: assisted generation with a Gemma 4 assistant and sampling, `do_sample`.
 # Expected: speculative sampling, under which the output has the target's distribution whatever the assistant drafts.
 # Behaviour: the assistant drafts its likeliest token and the target tests it as if it had been drawn at random from the
 #   assistant's probabilities. So it is accepted too often: the text leans to what the assistant finds likeliest.

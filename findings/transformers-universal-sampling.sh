@@ -3,7 +3,7 @@
 # Expected: speculative sampling, under which the output has the target's distribution, and an assistant left as it was.
 # Behaviour: where the assistant has a token that the target lacks, its head is cut to the common tokens in the order of
 #   `get_vocab()`, and the logits are read in the order of ids. Each draft is tested with the probability of another token,
-#   so the text has neither model's distribution. The cut head and changed embedding stay in the assistant.
+#   so the text does not have the target's distribution. The cut head and changed embedding stay in the assistant.
 # Output seen (16 letters, the assistant knows two more, 1000 texts; the share depends on the order of `get_vocab()`):
 #   plain: 5% of the first tokens are off the target's probabilities
 #   assisted: 41% of the first tokens are off the target's probabilities
