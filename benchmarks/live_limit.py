@@ -73,17 +73,17 @@ class Setup:
 
 def setups(models: Path) -> Iterator[Setup]:
     """What can compete. A server decodes with one kind of draft and one length."""
-    gguf, smaller = str(models / f"{TARGET}.gguf"), str(models / f"{DRAFT}.gguf")
-    yield Setup("draftgauge gguf", "draftgauge", gguf, smaller, "Q4_K_M", ("plain", *RULES), {"engine": "gguf-fast"})
+    smaller, arms = str(models / f"{DRAFT}.gguf"), ("plain", *RULES)
+    ggufs = [("Q4_K_M", str(models / f"{TARGET}.gguf")), ("Q4_0", str(models / f"{TARGET}-q4_0.gguf"))]
+    for weights, file in ggufs:
+        yield Setup("draftgauge gguf", "draftgauge", file, smaller, weights, arms, {"engine": "gguf-fast"})
     pair = str(models / TARGET), str(models / DRAFT)
     for held, rules in (("int8-dynamic", RULES), ("int4", RULES[:1])):
         options = {"compression": [held]}
         yield Setup(f"draftgauge {held}", "draftgauge", *pair, held, ("plain", *rules), options)
     for weights in ("int4", "int8"):
         folders = str(models / "ov" / f"{TARGET}-{weights}"), str(models / "ov" / f"{DRAFT}-{weights}")
-        yield Setup(
-            "draftgauge openvino", "draftgauge", *folders, weights, ("plain", *RULES), {"engine": "openvino-fast"}
-        )
+        yield Setup("draftgauge openvino", "draftgauge", *folders, weights, arms, {"engine": "openvino-fast"})
         drafted = tuple(f"{kind}:{length}" for kind in ("lookup", "draft") for length in (2, 4, 7))
         yield Setup("genai", "genai", *folders, weights, ("plain", *drafted))
     lengths = [("draft-simple", {"draft.n_max": length}) for length in (1, 3, 6)]
@@ -92,9 +92,9 @@ def setups(models: Path) -> Iterator[Setup]:
     for kind in ("ngram_simple", "ngram_map_k"):
         name = kind.replace("_", "-")
         grams += [(name, {}), *((name, {f"{kind}.size_n": 3, f"{kind}.size_m": m}) for m in (3, 7))]
-    for weights, file in (("Q4_K_M", gguf), ("Q4_0", str(models / f"{TARGET}-q4_0.gguf"))):
+    for weights, file in ggufs:
         yield Setup("llama-server", "llama", file, smaller, weights, ("plain",))
-        for kind, numbers in (*lengths, *(grams if weights == "Q4_K_M" else ())):
+        for kind, numbers in (*lengths, *grams):
             name = " ".join([kind, *(f"{key.split('.')[-1]}={number}" for key, number in numbers.items())])
             yield Setup("llama-server", "llama", file, smaller, weights, (name,), {"type": kind, "numbers": numbers})
 
@@ -329,7 +329,7 @@ def own_answers(setup: Setup) -> Answer:
     from draftgauge.policies.spec import make_policy
     from draftgauge.requests import LoadSpec, PairSpec
 
-    tokenizer = str(Path(setup.target).with_suffix("")) if setup.target.endswith(".gguf") else None
+    tokenizer = str(Path(setup.target).with_name(TARGET)) if setup.target.endswith(".gguf") else None
     loading = LoadSpec(engine=setup.options.get("engine", "auto"), tokenizer=tokenizer)
     compression = tuple(setup.options.get("compression", ["uncompressed"]))
     pair = load_pair(PairSpec(target=setup.target, drafter=setup.draft, compression=compression, loading=loading))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,9 @@ def save_noisy(folder: Path, noise: float = 0.1) -> Path:
 def tokens(length: int, seed: int = 0, vocabulary: int = 96) -> torch.Tensor:
     """Random token ids ``[length]``, the end token left out."""
     return torch.randint(1, vocabulary, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change settings of a ``config.json``; ``...`` leaves one out."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))

@@ -28,12 +28,12 @@ LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
     ("src/draftgauge/**/*.py", LINES, 42_100),
-    ("tests/**/*.py", LINES, 30_200),
+    ("tests/**/*.py", LINES, 29_170),
     ("benchmarks/**/*.py", LINES, 3_080),
     ("README.md", LINES, 130),
     ("README.md", WORDS, 800),
     ("ARCHITECTURE.md", LINES, 120),
-    ("docs/*.md", WORDS, 17_500),
+    ("docs/*.md", WORDS, 15_000),
     ("docs/results/**/*", KILOBYTES, 4_600),
 )
 LONGEST_FILE = 400  # lines of a Python file

@@ -1,29 +1,33 @@
-"""The order of live arms, and what is left when the time is over."""
+"""Live arms: their order, what is left when the time is over, a bench as a gate, and what transformers decodes."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from command_line import invoke
+from command_line import draftgauge, invoke, refusal, rows_of
+from draftgauge.api import bench as module
 from draftgauge.api.bench import DEFAULTS, _compared, bench
 from draftgauge.api.runs import Run
 from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms, own_arm, transformers_arms, without_failed
-from draftgauge.benching.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows, note_near_ties
+from draftgauge.benching.bench_rows import ASKED, SAME_RUNS, Reference, bench_rows, hold_to, note_near_ties
+from draftgauge.core import verb as verbs
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.signals import NO_SIGNALS
-from draftgauge.decoding import DecodingSettings
+from draftgauge.decoding import DecodingSettings, plain_decode
 from draftgauge.pair.loading import load_pair
 from draftgauge.policies.base import PolicyBase, Step
-from draftgauge.requests import PLAIN, BenchRequest
-from tiny import save_tiny
+from draftgauge.requests import PLAIN, BenchRequest, PairSpec
+from tiny import save_tiny, tokens
 
 NAMES = (PLAIN, "b", "c")
 PROMPTS = [BenchPrompt([n], "ab"[n % 2]) for n in range(6)]
@@ -136,8 +140,8 @@ def test_the_verdict_is_on_the_arms_of_draftgauge(seconds: dict[str, float], ove
 
 def test_tokens_that_are_not_plain_decodings_are_counted() -> None:
     arms = timed_arms(**{PLAIN: 1.0, "svip": 0.5})
-    for prompt, tokens in ((1, [1, 3]), (2, [1, 2, 4]), (4, [3, 3])):
-        arms[1].runs[prompt] = [ArmRun(tokens, 1, 2, 0.5, 0.1)]
+    for prompt, output in ((1, [1, 3]), (2, [1, 2, 4]), (4, [3, 3])):
+        arms[1].runs[prompt] = [ArmRun(output, 1, 2, 0.5, 0.1)]
     rows = {(row["policy"], row["task"]): row for row in bench_rows(arms, PROMPTS, "uncompressed")}
     counts = {key: (row["mismatches"], row["mismatched_prompts"]) for key, row in rows.items()}
     assert counts["svip", "all"] == (4, 3)
@@ -255,3 +259,116 @@ def test_runs_of_a_folder_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_pa
     refused = pytest.raises(DraftgaugeError, match=r"could be benched; the last was .*are gone$")
     with pytest.warns(UserWarning, match="left out"), refused:
         bench(tmp_path)
+
+
+TEN = [BenchPrompt([n], "task") for n in range(10)]
+
+
+def arms_of(seconds: Callable[[int, int], float]) -> list[Arm]:
+    """Plain decoding, and an arm that takes ``seconds(prompt, visit)`` for 4 tokens behind a first one."""
+    visits: dict[tuple[str, int], int] = {}
+
+    def arm(name: str) -> Arm:
+        def decode(prompt: list[int]) -> ArmRun:
+            visit = visits[name, prompt[0]] = visits.get((name, prompt[0]), -1) + 1
+            taken = 4.0 if name == PLAIN else seconds(prompt[0], visit)
+            return ArmRun([1, 2, 3, 4, 5], 5, 4, taken, 0.1 * (1 + prompt[0]))
+
+        return Arm(name, decode)
+
+    return [arm(PLAIN), arm("fixed:2")]
+
+
+@pytest.mark.parametrize(("rounds", "runs"), [(None, 4), (3, 3)])
+def test_rounds_that_differ_are_decoded_again_by_all_unless_their_number_was_asked_for(
+    rounds: int | None, runs: int
+) -> None:
+    arms = arms_of(lambda prompt, visit: 20.0 if (prompt, visit) == (7, 2) else 2.0)
+    bench_arms(arms, TEN, rounds, np.random.default_rng(0), lambda done, total: None)
+    for arm in arms:
+        assert [len(of) for of in arm.runs] == [3] * 7 + [runs] + [3] * 2
+
+
+def test_rows_have_percentiles_over_prompts_and_say_what_was_reached() -> None:
+    arms = arms_of(lambda prompt, visit: 1.0 + 0.2 * prompt)
+    bench_arms(arms, TEN, 1, np.random.default_rng(0), lambda done, total: None)
+    rows = hold_to(bench_rows(arms, TEN, ""), 2.0)
+    row = next(row for row in rows if (row["task"], row["policy"]) == ("all", "fixed:2"))
+    each = 1e3 * (1.0 + 0.2 * np.arange(10)) / 4
+    assert [row[f"tpot_p{p}_ms"] for p in (50, 90, 99)] == pytest.approx(np.percentile(each, (50, 90, 99)))
+    assert [row[f"ttft_p{p}_ms"] for p in (50, 90)] == pytest.approx(np.percentile(100.0 * np.arange(1, 11), (50, 90)))
+    assert row["ratio_to_plain"] == pytest.approx(40 / 19)
+    assert [row["reached"] for row in rows if "verdict" in row] == [row["ratio_to_plain"] >= 2.0] == [True]
+    assert not any("reached" in row for row in hold_to(bench_rows(arms, TEN, ""), None))
+
+
+def test_less_than_asked_for_is_exit_code_1_and_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = arms_of(lambda prompt, visit: 2.0)
+    bench_arms(arms, TEN, 1, np.random.default_rng(0), lambda done, total: None)
+
+    def measured(request: Any, progress: Any) -> list[dict[str, Any]]:
+        return hold_to(bench_rows(arms, TEN, "bf16"), request.at_least)
+
+    monkeypatch.setattr(module, "bench", measured)
+    file = tmp_path / "bench.json"
+    shown = draftgauge(["bench", "--at-least", "2.5", "--json", str(file)])
+    assert shown.exit_code == 1
+    assert "below --at-least 2.5: fixed:2 at 2.00x (bf16)" in shown.message
+    assert any(row.get("reached") is False for row in rows_of(file))  # kept all the same
+    passed = draftgauge(["bench", "--at-least", "1.9"])
+    assert (passed.exit_code, "below" in passed.message) == (0, False)
+    for verb in (["bench"], ["bench-servers", "plain=http://127.0.0.1:9"]):
+        assert "--at-least must be" in refusal(*verb, "--at-least", "0")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_checkpoints_own_penalty_does_not_distort_the_baseline(tmp_path: Path, number: int) -> None:
+    folder = save_tiny(tmp_path)
+    pair = load_pair(folder, folder, device="cpu")
+    prompt = tokens(10).tolist() * 2
+    plain = plain_decode(pair.target, prompt, DecodingSettings(24, end_tokens=pair.end_tokens)).tokens
+    for model in (pair.target.module, pair.draft.module):
+        model.generation_config.repetition_penalty = 1.9
+        model.generation_config.no_repeat_ngram_size = 2
+    settings = pair.draft.module.generation_config.to_dict()
+    arm = transformers_arms(pair, 24, 3, ("hf-confidence:tokens=4", "hf-prompt-lookup:ngram=3"))[number]
+    for _ in range(2):
+        run = arm.decode(prompt)
+        assert run.tokens == plain
+        assert 0 < run.timed < len(run.tokens)
+    assert pair.draft.module.generation_config.to_dict() == settings
+    assert pair.target.module.generation_config.repetition_penalty == 1.9
+    ids = pair.target.module.generate(
+        tokens(1).new_tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert ids[0, len(prompt) :].tolist() != plain, "the penalty must matter, or this shows nothing"
+
+
+def test_a_rule_of_transformers_is_also_decoded_by_transformers_with_its_values(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path)
+    pair = load_pair(folder, folder, device="cpu")
+    specs = ("hf-confidence", "hf-confidence:threshold=0.3,tokens=7", "hf-prompt-lookup:ngram=3,gamma_max=5", "fixed:2")
+    generate, asked = pair.target.module.generate, []
+
+    def watched(**given: Any) -> Any:
+        asked.append((given, given["assistant_model"].generation_config if "assistant_model" in given else None))
+        return generate(**given)
+
+    pair.target.module.generate = watched
+    arms = {arm.name: arm for arm in transformers_arms(pair, 8, specs=specs)}
+    assert len(arms) == 6
+    for name in ("assisted:threshold=0.3,tokens=7", "prompt-lookup:ngram=3,gamma_max=5"):
+        arms[f"transformers-{name}"].decode(tokens(10).tolist())
+    (_, draft), (given, none) = asked
+    assert (draft.num_assistant_tokens, draft.assistant_confidence_threshold) == (7, 0.3)
+    assert (given["prompt_lookup_num_tokens"], given["max_matching_ngram_size"], none) == (5, 3, None)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory.")])
+def test_memory_that_runs_out_in_a_verb_ends_in_a_clear_error(error: Exception) -> None:
+    @verbs.verb(PairSpec)
+    def decode(request: PairSpec) -> None:
+        raise error
+
+    with pytest.raises(DraftgaugeError, match=r"memory ran out .*: ask for shorter texts"):
+        decode()

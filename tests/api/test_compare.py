@@ -1,26 +1,37 @@
-"""``draftgauge compare``: runs side by side in tokens a second, what to deploy, and what cannot be compared."""
+"""Runs side by side in tokens a second, what a compression costs in quality, and advice before costs are measured."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 import draftgauge as dg
 from command_line import refusal, succeeds
+from draftgauge import profile
+from draftgauge.cli.main import run
+from draftgauge.core.errors import ModelError
 from draftgauge.core.provenance import write_measurement
 from draftgauge.judging.splits import design_of
-from draftgauge.pair.quality import QUALITY_NAME
+from draftgauge.models.loading import wrap
+from draftgauge.pair import quality
+from draftgauge.pair.quality import QUALITY_NAME, compared, log_probabilities, read_quality
+from draftgauge.serving.advice import cost_ranges
+from draftgauge.serving.provisional import token_cost
 from draftgauge.traces.costs import Measurement
 from draftgauge.traces.run import COSTS_NAME, ModelEntry, PromptsEntry, Run
 from draftgauge.traces.trace import accepted_lengths
 from row_keys import check_keys
 from synthetic import synthetic_manifest, synthetic_records
-from tiny import tiny_model
+from tiny import one_pass, save_noisy, save_tiny, tiny_model, tokens
 from written_runs import GAMMA_MAX, LENGTH, write_records, write_run
 
 PROMPTS = 40
@@ -172,3 +183,109 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(runs, tmp_path: Path
     ):
         assert said in refusal("compare", *words), words
     assert np.isfinite(dg.compare(slow.parent)[0]["tokens_per_second"])  # a folder of runs
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("models")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"task": "code", "prompt": f"w{number} w2 w5"}) for number in range(3)))
+    pair = {"target": str(save_tiny(folder / "target")), "drafter": str(save_noisy(folder / "draft")), "device": "cpu"}
+    return pair | {"prompts": str(prompts), "max_new_tokens": 8, "gamma_max": 2, "cost_seconds": 0.2}
+
+
+def test_divergence_and_agreement_are_those_of_the_definition() -> None:
+    p, q = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.8, 0.0]]), torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.8, 0.0]])
+    found = compared([(p + 1e-30).log()], [(q + 1e-30).log()])
+    assert found == {"kl": pytest.approx(float(torch.tensor(2.0).log()) / 8), "agreement": 0.5, "positions": 2}
+    assert compared([p.log()[:1]], [p.log()[:1]]) == {"kl": 0.0, "agreement": 1.0, "positions": 1}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_rows_are_those_behind_the_prompt(count: int) -> None:
+    model, text = tiny_model(), tokens(6 + count)
+    rows = log_probabilities(wrap(model), (text[:6].tolist(), text[6:].tolist()))
+    torch.testing.assert_close(rows, one_pass(model, text)[5:-1].log_softmax(-1), rtol=1e-4, atol=5e-4)
+
+
+def test_profile_says_what_each_compression_costs(asked: dict[str, Any], tmp_path: Path, monkeypatch) -> None:
+    rows = profile(out=tmp_path, compression=("uncompressed", "int8-weight", "int4"), **asked)
+    kl, agreement = ({row["compression"]: row[key] for row in rows} for key in ("kl", "agreement"))
+    assert kl["uncompressed"] is agreement["uncompressed"] is None
+    assert 0 < kl["int8-weight"] < kl["int4"]
+    assert all(0.05 < Run(tmp_path / name).costs.peak_memory_gib < 20 for name in kl)
+    assert 0 < agreement["int4"] <= agreement["int8-weight"] <= 1
+    assert 3 < read_quality(tmp_path / "int4")["positions"] <= 24
+    monkeypatch.setattr(quality, "load_model", None)  # known already
+    again = profile(out=tmp_path, compression=("uncompressed", "int8-weight", "int4"), **asked)
+    assert [row["kl"] for row in again] == [row["kl"] for row in rows]
+
+
+def test_a_single_compression_is_compared_too_and_shown(asked: dict[str, Any], tmp_path: Path, capsys) -> None:
+    words = [word for name, value in asked.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert run(["profile", "--out", str(tmp_path), "--compression", "int4", *words]) == 0
+    assert re.search(r"(?s)Quality beside speed.*KL to uncompressed", capsys.readouterr().out)
+    assert read_quality(tmp_path)["kl"] > 0
+    (tmp_path / QUALITY_NAME).write_text("[1")
+    assert read_quality(tmp_path) == {}
+
+
+def test_an_uncompressed_target_that_cannot_be_loaded_is_said(asked: dict[str, Any], tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(quality, "load_model", Mock(side_effect=ModelError("it does not fit into the memory of cpu")))
+    with pytest.warns(UserWarning, match="quality of int4 is not measured.*does not fit"):
+        rows = profile(out=tmp_path, compression="int4", **asked)
+    assert rows[0]["kl"] is None
+
+
+def test_a_length_is_the_best_one_exactly_in_its_range_of_costs() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        drafted = np.append(0, np.cumsum(rng.random(6)))
+        committed = 1 + np.append(0, np.cumsum(rng.random(6) * np.diff(drafted)))
+        ranges = cost_ranges(committed.tolist(), drafted.tolist())
+        for cost in (0.0, *rng.exponential(0.5, 20)):
+            best = int(np.argmax(committed / (1 + cost * drafted)))
+            holding = [
+                length
+                for length, of in enumerate(ranges)
+                if of["best_from"] is not None
+                and of["best_from"] <= cost < (math.inf if of["best_below"] is None else of["best_below"])
+            ]
+            assert holding == [best], (cost, ranges)
+    never = cost_ranges([1.0, 1.0, 1.0], [0.0, 1.0, 2.0])  # nothing is accepted
+    assert never == [{"best_from": 0.0, "best_below": None}] + 2 * [{"best_from": None, "best_below": None}]
+    assert cost_ranges([1.0, 1.0], [0.0, 0.0])[0] == {"best_from": 0.0, "best_below": None}  # nothing is drafted
+
+
+@pytest.mark.parametrize(
+    ("engine", "measured"),
+    [
+        ("vllm", "`draftgauge costs --start --engine vllm --target "),
+        ("llama-server", "--target TARGET.gguf --drafter DRAFT.gguf --out llama-server-costs.json`"),
+        ("sglang", "write what a step takes there to sglang-costs.json"),
+        ("gguf", "`draftgauge profile --target TARGET.gguf"),
+    ],
+)
+def test_an_engine_without_costs_gets_advice_from_acceptance_and_the_command_that_settles_it(
+    engine: str, measured: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", 40)
+    rows = dg.advise(run, engine=engine)
+    assert [row["policy"] for row in rows] == ["plain", *(f"fixed:{n}" for n in range(1, GAMMA_MAX + 1))]
+    cost = token_cost(design_of(Run(run).trace).trace, Run(run).costs)
+    assert cost == pytest.approx(0.3, abs=0.01)  # a drafted token takes 2 ms and its verification 1 of 10
+    speeds = [row["tokens_per_step"] / (1 + cost * row["drafted_per_step"]) for row in rows]
+    (best,) = (row for row in rows if row["recommended"])
+    assert rows.index(best) == int(np.argmax(speeds)) > 0
+    assert best["best_from"] <= cost < best["best_below"]
+    assert (best["known"], best["ratio_to_plain"], best["tokens_per_second"]) == (False, None, None)
+    assert f"draft with {best['policy']}" in best["verdict"]
+    assert f"From {rows[0]['best_from']:.3f} on no length pays" in best["verdict"]
+    assert measured in best["verdict"]
+    if engine != "gguf":
+        assert f"`draftgauge advise {run} --engine {engine} --costs {engine}-costs.json`" in best["verdict"]
+        settings = tmp_path / "settings.json"
+        shown = succeeds("advise", run, "-e", engine, "--settings", settings).stdout
+        assert best["verdict"] in shown
+        assert best["flags"] in shown
+        assert str(rows.index(best)) in json.dumps(json.loads(settings.read_text()))

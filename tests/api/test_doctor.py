@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import draftgauge as dg
 from command_line import draftgauge, rows_of
@@ -20,7 +23,10 @@ from draftgauge.checkup.files import layout_rates, of_files
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.live import CheckpointSource
+from draftgauge.drafters.mtp.building import build_mtp
+from draftgauge.drafters.mtp.checking import HeadFaults, head_faults
 from draftgauge.models.loading import load_model
+from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, attach_taps
 from draftgauge.requests import PairSpec
 from draftgauge.serving.counters import SpeculationCounts, read_counts
@@ -28,9 +34,10 @@ from draftgauge.traces.costs import Measurement
 from draftgauge.traces.run import read_trace
 from engine_server import serving, vllm_metrics
 from linear_costs import curve
+from mtp_heads import save_with_heads
 from small_profiles import SMALL, save_models
 from synthetic import sampled_trace, synthetic_trace
-from tiny import save_tiny
+from tiny import save_tiny, tiny_tokenizer
 
 FIXTURE = Path(__file__).parents[1] / "drafters" / "checkpoints" / "eagle3-sglang"
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "real" / "runs" / "bf16"
@@ -290,3 +297,72 @@ def test_an_engine_is_judged_by_its_page_its_saved_page_or_its_answers(tmp_path:
     page.write_text('{"usage": {}}')
     with pytest.raises(DraftgaugeError, match=r"line 1 has no counters of vllm \(metrics.speculative_decoding"):
         read_counts("vllm", str(page))
+
+
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+WEIGHTS = "model.safetensors"
+
+
+def changed(part: str, change: Callable[[Tensor], Tensor]) -> Change:
+    return lambda held: {name: change(each) if part in name else each for name, each in held.items()}
+
+
+def without(part: str) -> Change:
+    return lambda held: {name: each for name, each in held.items() if part not in name}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3_5")
+    save_with_heads(folder, "qwen3_5_text", vocab_size=96)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        (without("mtp."), "missing", "and holds 0: mtp.fc.weight, .* are missing"),
+        (without("mtp.fc"), "missing", "mtp.fc.weight are missing"),
+        (changed("mtp.fc", lambda each: each.to(torch.int8)), "quantised", "mtp.fc.weight are quantised"),
+        (changed("mtp.", lambda each: each + 1 if each.ndim == 1 else each), "shifted", "1 was added twice"),
+        (changed("mtp.", lambda each: each - 1 if each.ndim == 1 else each), "shifted", "1 was never added"),
+        (changed("mtp.fc", lambda each: each[:, :8]), "made_for", "another width than 64"),
+        (dict, "", None),
+    ],
+)
+def test_faults_of_heads_show_in_headers_and_norms(
+    folder: Path, tmp_path: Path, change: Change, field: str, said: str | None
+) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    held = change(load_file(folder / WEIGHTS))
+    save_file({name: each.contiguous() for name, each in held.items()}, tmp_path / WEIGHTS)
+    faults = head_faults(tmp_path, read_configuration(tmp_path, False).get_text_config(), tmp_path)
+    if said is None:
+        assert faults == HeadFaults("", "", "", "")
+        return
+    assert re.search(said, getattr(faults, field))
+
+
+def test_the_doctor_tries_other_layouts(tmp_path: Path) -> None:
+    """A head whose inputs were exchanged computes what it did once they are read the other way."""
+    save_with_heads(tmp_path, "qwen2", vocab_size=96)
+    tiny_tokenizer(96).save_pretrained(tmp_path)
+    target, states = load_model(tmp_path, "fp32", "cpu"), torch.randn(5, 1, 64)
+
+    def given(exchanged: bool) -> Tensor:
+        net = build_mtp(tmp_path, target)
+        if exchanged:
+            net = net.read_as(replace(net.family, hidden_first=False), target.module)
+        return net.take_in(net.begin(), torch.arange(5), states)
+
+    before, held = given(False), load_file(tmp_path / WEIGHTS)
+    held["mtp_layers.0.input_proj.weight"] = torch.cat(held["mtp_layers.0.input_proj.weight"].chunk(2, 1)[::-1], 1)
+    save_file(held, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    torch.testing.assert_close(given(True), before)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}", "task": "a"}) for n in range(3)))
+    asked = {"target": tmp_path, "drafter": "mtp", "prompts": prompts, "device": "cpu"}
+    rows = dg.doctor(**asked, max_new_tokens=12, gamma_max=1, cost_seconds=0)
+    seen = {row["check"]: row for row in rows}
+    assert seen["mtp-tensors"]["status"] == seen["mtp-quantised"]["status"] == "well"
+    assert "with state, then embedding, before the final norm" in seen["mtp-layout"]["evidence"]

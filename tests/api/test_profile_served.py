@@ -1,22 +1,30 @@
-"""Answers that a serving engine wrote give the trace of the target's own decoding."""
+"""Runs of answers that an engine served, of sampled decoding, and of hybrids: recorded, resumed and replayed."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from draftgauge.api.advise import advise
+from draftgauge.api.bench import bench
 from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay
+from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError, PromptError, TraceError
 from draftgauge.core.prompts import Prompt
+from draftgauge.judging.replay import replay as walk
 from draftgauge.models.loading import load_tokenizer
 from draftgauge.pair import recording
 from draftgauge.pair.served import ServedAnswer, answer_tokens, answered_prompts, read_differences, read_outputs
-from draftgauge.traces.run import Manifest, read_trace
+from draftgauge.policies.spec import make_policy
+from draftgauge.traces.run import Manifest, Run, read_trace
 from draftgauge.traces.trace import Trace
-from small_profiles import PROMPTS, SMALL, record
+from small_profiles import PROMPTS, SMALL, record, save_hybrid, save_models
 from tiny import tiny_tokenizer
 
 
@@ -195,3 +203,90 @@ def test_an_answer_to_an_id_that_two_prompts_have_is_refused(whole: tuple[Path, 
     prompts = [(Prompt(0, "p0", "code", "", text="a"), [1]), (Prompt(1, "p0", "math", "", text="b"), [2])]
     with pytest.raises(PromptError, match="answers p0, and several prompts have that id"):
         answered_prompts(path, prompts)
+
+
+SETTINGS: dict[str, Any] = SMALL | {"temperature": 1.2, "top_k": 40}
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return save_models(tmp_path_factory.mktemp("models"), [""] * 5)
+
+
+@pytest.fixture(scope="module")
+def run(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = profile(**few, out=tmp_path_factory.mktemp("run"), **SETTINGS)
+    return Path(rows[0]["run"])
+
+
+def test_a_sampled_run_says_how_it_was_drawn(run: Path) -> None:
+    manifest, trace = Manifest.load(run), read_trace(run)
+    assert (manifest.temperature, manifest.top_k, manifest.top_p, manifest.complete) == (1.2, 40, 1.0, True)
+    assert trace.sampled is not None
+    assert 0.05 < np.nanmean(trace.sampled.acceptance) < 1
+    assert len({tuple(trace.token[a:b]) for a, b in zip(trace.offsets[:-1], trace.offsets[1:], strict=True)}) == 5
+
+
+def test_an_interrupted_run_goes_on_with_the_same_draws(few: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    def stop(what: str, done: int, total: int) -> None:
+        if what.startswith("record") and done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile(**few, out=tmp_path, progress=stop, **SETTINGS)
+    profile(**few, out=tmp_path, **SETTINGS)
+    whole, resumed = read_trace(run), read_trace(tmp_path)
+    np.testing.assert_array_equal(resumed.token, whole.token)
+    np.testing.assert_array_equal(resumed.sampled.draft_token, whole.sampled.draft_token)
+    np.testing.assert_array_equal(resumed.sampled.survival, whole.sampled.survival)
+    with pytest.raises(TraceError, match="seed: 0, not 1"):
+        profile(**few, out=tmp_path, seed=1, **SETTINGS)
+    with pytest.raises(TraceError, match=r"temperature: 1.2, not 0.0"):
+        profile(**few, out=tmp_path, **SETTINGS | {"temperature": 0.0, "top_k": 0})
+
+
+def test_sampled_runs_replay_to_the_same_rows(run: Path) -> None:
+    found = replay(run, ["no-draft", "fixed", "hf-heuristic", "cumulative-confidence"])
+    rows = {row["policy"]: row for row in found if row["task"] == "all"}
+    assert rows["no-draft"]["tokens_per_step"] == 1
+    assert 1 < rows["fixed:1"]["tokens_per_step"] < rows["fixed:3"]["tokens_per_step"]
+    assert rows["fixed:2"]["steps"] != int(rows["fixed:2"]["steps"]), "a mean over walks"
+    assert all(row["tokens"] == rows["no-draft"]["tokens"] for row in rows.values())
+    assert rows["hindsight"]["tokens_per_second"] >= rows["no-draft"]["tokens_per_second"] * (1 - 1e-9)
+
+
+def test_policies_that_look_tokens_up_are_left_out_unless_they_are_asked_for(run: Path, tmp_path: Path) -> None:
+    assert {"stopping", "two-source"} & {row["policy"] for row in replay(run)} == {"stopping"}
+    assert {"stopping", "two-source"} & {row["policy"] for row in advise(run)} == {"stopping"}
+    live = {"compression": "uncompressed", "task": "all", "tokens_per_second": 9.0, "ratio_to_plain": 1.5}
+    live |= {"policy": "two-source", "mismatches": 0}
+    page = write_report(run, tmp_path / "report.html", [live]).read_text()
+    assert "two-source" in page  # as measured
+    for verb in (replay, advise):
+        with pytest.raises(TraceError, match="of sampled decoding does not hold"):
+            verb(run, policies=["two-source"])
+
+
+def test_what_sampling_cannot_do_is_refused(few: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DraftgaugeError, match="drafter language_model, not prompt_lookup"):
+        profile(**few | {"drafter": "prompt_lookup"}, out=tmp_path / "a", **SETTINGS)
+    with pytest.raises(DraftgaugeError, match="top_p"):
+        profile(**few, out=tmp_path / "a", **SETTINGS, top_p=1.5)
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(DraftgaugeError, match="sampled decoding"):
+        bench(run)
+
+
+def test_replay_charges_what_rolling_back_costs(models: dict[str, Any], tmp_path: Path) -> None:
+    hybrids = {"target": save_hybrid(tmp_path / "target"), "drafter": save_hybrid(tmp_path / "draft", noise=0.05)}
+    record(models | hybrids, tmp_path / "run")
+    trace, costs = Run(tmp_path / "run").read()
+    assert len(costs.rollback) == trace.gamma_max
+    taken, free = (
+        walk(trace, make_policy("fixed:3", trace.gamma_max, costs), curve).record
+        for curve in (costs, replace(costs, rollback=()))
+    )
+    rejected = taken.accepted < taken.drafted
+    assert 0 < rejected.sum() < len(rejected)
+    back = np.where(rejected, np.array(costs.rollback)[np.minimum(taken.accepted, trace.gamma_max - 1)], 0.0)
+    np.testing.assert_allclose(taken.seconds - free.seconds, back, atol=1e-9)

@@ -35,9 +35,8 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
 from lossless import MakeDrafter, assert_greedy_is_plain, assert_sampling_keeps_the_law
-from models.test_folder import edit
 from reuse_nets import saved_drafter
-from tiny import save_tiny, tiny_model, tokens
+from tiny import edit, save_tiny, tiny_model, tokens
 
 FIXTURES = Path(__file__).parent / "checkpoints"
 LAYOUTS = sorted(path.name for path in FIXTURES.iterdir())

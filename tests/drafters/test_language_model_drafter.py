@@ -1,20 +1,36 @@
-"""The drafter's cache stays in step with the committed text, whatever is accepted, and no pass is wasted."""
+"""Caches and n-gram indices of drafters stay in step with the committed text, and no pass is wasted."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftgauge.drafters import LanguageModelDrafter
-from draftgauge.drafters.base import LoadOptions
+from draftgauge.core.signals import NO_SIGNALS, SignalName
+from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
+from draftgauge.drafters.base import Draft, LoadOptions, backlog_of, keeps_drafted
 from draftgauge.drafters.language_model import LanguageModelSource
+from draftgauge.drafters.reuse.live import ReuseDrafter
+from draftgauge.judging.replay import backlogs
+from draftgauge.models.taps import attach_taps
+from draftgauge.policies.base import PolicyBase, Step
+from draftgauge.policies.lookup import TextLookup
+from draftgauge.policies.ngrams import LEAST, LONGEST, NgramIndex
+from draftgauge.traces.costs import CostCurve
 from draftgauge.verification import Sampling, probabilities, signals
 from markov import MarkovModel
+from reuse_nets import net_for
+from reuse_nets import target as tiny_target
 
 VOCABULARY = 4
 
@@ -160,3 +176,146 @@ def test_a_draft_in_a_file_is_loaded_as_such_beside_any_target(
     target = SimpleNamespace(spec=SimpleNamespace(device=torch.device("cuda:0")))
     LanguageModelSource.load(source, target, LoadOptions(engine=engine, compression="bf16"))  # type: ignore[arg-type]
     assert tuple(map(str, asked[:3])) == expected
+
+
+ROW = ((1.0,) * 5,)
+COSTS = CostCurve((10,), ROW, ROW, (1.0,), "uncompressed", "cpu", "float32", catch_up=(0.0,) * 64)
+
+
+class AnyLength(PolicyBase):
+    """Any length, at random, with runs of steps that draft nothing."""
+
+    reads = NO_SIGNALS
+
+    def __init__(self) -> None:
+        self.random = random.Random(0)
+
+    def limit(self) -> int:
+        return self.random.choice([0, 0, 1, 1, 2, 4])
+
+
+class CopiesOrDrafts(AnyLength):
+    """Drafts any length, and appends what followed the last token the last time."""
+
+    reads = frozenset({SignalName.TEXT})
+
+    def read(self, prompt_tokens: Sequence[int]) -> None:
+        self.index = NgramIndex()
+        self.index.extend(prompt_tokens)
+
+    def extend(self, room: int) -> list[int]:
+        return self.index.continuation(min(room, 3), least=1)
+
+    def observe(self, step: Step) -> None:
+        self.index.extend(step.tokens)
+
+
+class Watched:
+    """Notes the backlog before every proposal."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.noted: list[int] = []
+        self.prefill, self.commit = drafter.prefill, drafter.commit
+
+    def propose(self, limit: int, *options: object) -> Draft:
+        self.noted.append(backlog_of(self.drafter))
+        return self.drafter.propose(limit, *options)  # type: ignore[arg-type]
+
+
+def check(
+    target: object, drafter: Drafter, prompts: list[list[int]], among: set[int], policy: PolicyBase | None = None
+) -> int:
+    """Every proposal after the first finds the backlog that replay computes from the steps; steps that only copied."""
+    compared, copied, policy = [], 0, policy or AnyLength()
+    costs = replace(COSTS, keeps_drafted=keeps_drafted(drafter))
+    for prompt in prompts:
+        watched = Watched(drafter)
+        steps = speculative_decode(target, watched, policy, prompt, DecodingSettings(60)).steps  # type: ignore[arg-type]
+        columns = np.array([(step.drafted, step.accepted) for step in steps], np.int64).T
+        computed = backlogs(np.zeros(len(steps), np.int64), *columns, costs)[columns[0] > 0].tolist()
+        assert watched.noted[1:] == computed[1:]  # before the first, a drafter may have taken in the whole prompt
+        compared += computed[1:]
+        copied += sum(step.accepted > 0 for step in steps if not step.drafted)
+    assert set(compared) >= among
+    return copied
+
+
+@pytest.mark.parametrize(("noise", "among"), [(0.0, {2, 3, 4}), (0.8, {1, 2, 3, 4})])
+def test_a_language_model_takes_in_its_own_token_and_the_last_one_of_a_draft_accepted_whole(
+    noise: float, among: set[int]
+) -> None:
+    target = MarkovModel.random(8, seed=0)
+    check(target, LanguageModelDrafter(target.noised(noise, seed=1)), [[3, 1, 2], [1, 1], [5, 4]], among)
+
+
+def test_a_drafter_that_reads_its_target_takes_in_all_committed_tokens() -> None:
+    target = tiny_target()
+    net = net_for(target, "hidden")
+    taps = attach_taps(target, net.config.tap_plan)
+    check(target, ReuseDrafter(net, target, taps), [[3, 1, 2], [1, 1, 4, 4], [5, 4, 0]], {1, 2, 3})
+
+
+def test_prompt_lookup_has_nothing_to_take_in() -> None:
+    target = MarkovModel.random(8, seed=0)
+    watched = Watched(PromptLookupDrafter())
+    speculative_decode(target, watched, AnyLength(), [3, 1, 2, 3, 1, 2], DecodingSettings(40))  # type: ignore[arg-type]
+    assert set(watched.noted) == {0}
+
+
+def test_a_step_that_only_copies_leaves_all_that_it_commits_to_take_in() -> None:
+    target = MarkovModel.random(3, seed=0)
+    drafters = [LanguageModelDrafter(target.noised(noise, seed=1)) for noise in (0.0, 0.8)]
+    assert sum(check(target, drafter, [[0, 1, 2, 0, 1]], set(), CopiesOrDrafts()) for drafter in drafters) > 3
+
+
+def search(text: list[int], limit: int) -> list[int]:
+    """The definition: the tokens after the first earlier occurrence of the longest n-gram that ends the text."""
+    for n in range(LONGEST, LEAST - 1, -1):
+        for end in range(n, len(text)):
+            if text[end - n : end] == text[len(text) - n :]:
+                return text[end : end + limit]
+    return []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    chunks=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
+    limit=st.integers(0, 6),
+)
+def test_drafter_and_policy_find_what_a_search_finds(chunks, limit):
+    drafter, policy = PromptLookupDrafter(), TextLookup(LEAST, 6)
+    drafter.prefill(chunks[0])
+    policy.read(chunks[0])
+    text = list(chunks[0])
+    for chunk in chunks[1:]:
+        assert drafter.propose(limit, None).tokens == policy.extend(limit) == search(text, limit)
+        drafter.commit(0, chunk)
+        policy.observe(SimpleNamespace(tokens=chunk))
+        text += chunk
+    assert drafter.propose(limit, None).tokens == search(text, limit)
+
+
+def test_as_transformers_looks_up():
+    import torch
+    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+    text = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    theirs = PromptLookupCandidateGenerator(num_output_tokens=5, max_matching_ngram_size=3, max_length=99, vocab_size=4)
+    for length in range(2, len(text)):
+        candidates, _ = theirs.get_candidates(torch.tensor([text[:length]]))
+        drafter = PromptLookupDrafter(least=1, longest=3)
+        drafter.prefill(text[:length])
+        assert drafter.propose(5, None).tokens == candidates[0, length:].tolist()
+
+
+def test_a_new_prompt_forgets_the_old_one_and_a_draft_ends_with_an_end_token():
+    drafter = PromptLookupDrafter()
+    drafter.prefill([1, 2, 3, 4, 1, 2])
+    assert drafter.propose(2, None).tokens == [3, 4]
+    drafter.prefill([1, 2])
+    assert drafter.propose(2, None).tokens == []
+    drafter = PromptLookupDrafter(end_tokens=frozenset({3}))
+    drafter.prefill([1, 2, 3, 1])
+    drafter.commit(0, [2])
+    assert drafter.propose(5, None).tokens == [3]

@@ -1,5 +1,4 @@
-"""MTP heads out of a target's own folder: logits of transformers, drafts from all positions at once, and output as
-without them, for every family."""
+"""MTP heads, Gemma 4's assistants and PARD: logits of transformers, lossless, drafts from all positions at once."""
 
 from __future__ import annotations
 
@@ -13,25 +12,27 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Gemma4AssistantConfig, PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 from transformers.models.longcat_flash import modeling_longcat_flash as longcat
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from command_line import refusal
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.drafters import anchors
 from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
+from draftgauge.drafters.gemma4_assistant import POSITIONS, AssistantDrafter, AssistantNet, AssistantSource
 from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource
+from draftgauge.drafters.pard import PardDrafter, PardSource
 from draftgauge.models.base import CachedModel
-from draftgauge.models.loading import load_model
+from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
 from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law
 from mtp_heads import save_with_heads
-from tiny import tiny_model, tiny_tokenizer, tokens
+from tiny import edit, noisy, one_pass, save_tiny, tiny_model, tiny_tokenizer, tokens
 
 VOCABULARY = 8
 # Families, and how many heads; those of transformers' own MTP code first.
@@ -211,3 +212,153 @@ def test_what_the_command_line_says_of_heads(
     save_file(held | change(own), tmp_path / "model.safetensors", metadata={"format": "pt"})
     message = refusal("generate", "--target", tmp_path, "--drafter", "mtp", "--policy", "fixed:8", "t1 t2 t3")
     assert re.search(said, message), message
+
+
+TOKENS, WINDOW = 8, 4
+KINDS = ["sliding_attention", "full_attention"] * 2
+SIZES = {"layer_types": KINDS, "sliding_window": WINDOW, "global_head_dim": 32, "num_hidden_layers": 4}
+SIZES |= {"hidden_size_per_layer_input": 0, "final_logit_softcapping": None}
+
+
+def gemma(vocabulary: int = TOKENS, **changes: Any) -> PreTrainedModel:
+    return tiny_model("gemma4_text", vocab_size=vocabulary, **SIZES | changes)
+
+
+def assistant(target: PreTrainedModel, ordered: bool = False) -> PreTrainedModel:
+    text = target.config.to_dict() | {"hidden_size": 32, "num_kv_shared_layers": 4, "vocab_size_per_layer_input": 0}
+    config = Gemma4AssistantConfig(
+        text_config=AutoConfig.for_model(**text),
+        backbone_hidden_size=target.config.hidden_size,
+        use_ordered_embeddings=ordered,
+        num_centroids=4,
+        centroid_intermediate_top_k=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        if ordered:
+            model.masked_embedding.token_ordering.copy_(torch.randperm(target.config.vocab_size))
+    return model
+
+
+def make(target: Any, model: PreTrainedModel, position: str = "bonus") -> Any:
+    taps = attach_taps(target, TapPlan((3,)))
+    return lambda how: AssistantDrafter(AssistantNet(model, target, position), target, taps, *how)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_logits_of_an_assistant_are_those_of_transformers(ordered: bool, position: str) -> None:
+    module = gemma()
+    model, target, text = assistant(module, ordered), wrap(module), tokens(9, vocabulary=TOKENS)
+    drafter = make(target, model, position)(Drafting(frozenset()))
+    target.forward(text[:-1])
+    drafter.prefill(text.tolist())
+    drafter._take_in()
+    seen = module(text[None, :-1], return_shared_kv_states=True, output_hidden_states=True, use_cache=False)
+    state, last = seen.hidden_states[-1][:, -1:], text[None, -1:]
+    shared = {kind: tuple(seen.shared_kv_states[kind]) for kind in set(KINDS)}
+    shared["sliding_attention"] = tuple(part[:, :, -WINDOW:] for part in shared["sliding_attention"])
+    branches = drafter.net.branches(drafter._cache, 7, drafter._begun)
+    for _ in range(3):
+        entering = torch.cat((module.get_input_embeddings()(last), state), -1)
+        at = torch.tensor([[7 + POSITIONS[position]]])
+        out = model(inputs_embeds=entering, position_ids=at, shared_kv_states=shared, use_cache=False)
+        drafted = branches.logits > -torch.inf
+        assert int(drafted.sum()) == (TOKENS // 2 if ordered else TOKENS)
+        torch.testing.assert_close(branches.logits[drafted], out.logits[0][drafted], rtol=1e-4, atol=1e-4)
+        last, state = branches.logits.argmax(-1)[None], out.last_hidden_state
+        branches.advance(last[0])
+
+
+@pytest.mark.parametrize(("ordered", "position"), [*zip((False, True), POSITIONS, strict=True)])
+def test_it_is_lossless_and_replayed_as_it_decodes(
+    monkeypatch: pytest.MonkeyPatch, ordered: bool, position: str
+) -> None:
+    module = gemma()
+    target, model, prompt = wrap(module), assistant(module, ordered), tokens(6, vocabulary=TOKENS).tolist()
+    assert_greedy_is_plain(target, make(target, model, position), prompt)
+    assert assert_replay_is_live(target, make(target, model, position), prompt, {7}) > 0
+    if ordered:  # where most tokens are never drafted
+        assert_sampling_keeps_the_law(monkeypatch, target, module, make(target, model, position), [1, 2, 3])
+
+
+def test_the_position_is_a_setting_of_the_source(tmp_path: Path) -> None:
+    module = gemma(96)
+    assistant(module).save_pretrained(tmp_path)
+    target, prints, drafts = wrap(module), set(), []
+    for name in (str(tmp_path), f"{tmp_path}:position=processed"):
+        assert choose_drafter(name) == ("gemma4_assistant", name)
+        source = AssistantSource.load(name, target, LoadOptions())
+        prints.add(source.fingerprint())
+        drafter = source.drafter(target, attach_taps(target, source.tap_plan), Drafting(frozenset()))
+        target.forward(tokens(40))
+        drafter.prefill([*tokens(40).tolist(), 5])
+        drafts.append([signal.confidence for signal in drafter.propose(6, lambda signal: True).signals])
+    assert len(prints) == 2
+    assert drafts[0] != drafts[1]
+    with pytest.raises(DraftgaugeError, match="position must be one of bonus, processed, not 'next'"):
+        AssistantSource.check(f"{tmp_path}:position=next", tiny_tokenizer(), LoadOptions())
+    for other, message in [
+        (tiny_model("llama"), "reads the keys and values of a Gemma 4 target, and this one is a llama"),
+        (gemma(96, hidden_size=32), "width 64, not 32"),
+        (gemma(96, global_head_dim=16), r"full_attention .heads, numbers of a key. .2, 32., not .2, 16."),
+    ]:
+        with pytest.raises(DraftgaugeError, match=message):
+            AssistantSource.load(tmp_path, wrap(other), LoadOptions())
+
+
+MASK = VOCABULARY  # the mask behind the target's tokens
+ENGINES = ("lean", "modules", "static")
+
+
+def pard(target: Any, engine: str = "lean", **settings: Any) -> Any:
+    draft = noisy(tiny_model("llama", vocab_size=VOCABULARY + 1, **settings), 0.1)
+    return lambda how: PardDrafter(wrap(draft, engine), MASK, *how, vocabulary=target.spec.vocabulary)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pard_is_lossless_and_replayed_as_it_decodes(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    module = tiny_model("llama", vocab_size=VOCABULARY)
+    target, prompt = wrap(module, engine), tokens(6, vocabulary=VOCABULARY).tolist()
+    assert_greedy_is_plain(target, pard(target, engine), prompt)
+    assert assert_replay_is_live(target, pard(target, engine), prompt, {7}) > 0
+    assert assert_replay_is_live(target, pard(target, engine, max_position_embeddings=12), [5], set()) > 0
+    assert_sampling_keeps_the_law(monkeypatch, target, module, pard(target, engine), [1, 2, 3])
+
+
+@torch.no_grad()
+def test_places_are_those_of_a_text_that_ends_in_masks_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, passes = wrap(tiny_model("llama", vocab_size=VOCABULARY)), []
+    drafter, text = pard(target)(Drafting(frozenset())), tokens(6, vocabulary=VOCABULARY).tolist()
+    forward = drafter.model.forward
+    monkeypatch.setattr(drafter.model, "forward", lambda t, **how: passes.append(len(t)) or forward(t, **how))
+    drafter.prefill(text)
+    for committed in ([3, 1], [4]):
+        drafter.commit(0, committed)
+        text += committed
+        logits = one_pass(drafter.model.module, torch.tensor([*text, MASK, MASK, MASK]))[-4:, :VOCABULARY]
+        assert drafter.propose(4, None).tokens == logits.argmax(-1).tolist()
+        assert drafter.propose(2, None).tokens == logits.argmax(-1).tolist()[:2]
+        assert drafter.backlog() == 0
+    assert passes == [5, 3 + 3, 1 + 1, 1 + 3, 1 + 1]  # what is missing, and the masks
+
+
+def test_a_folder_says_itself_that_it_is_one(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "draft", "llama")
+    with pytest.raises(DraftgaugeError, match=r"drafter pard needs a PARD model .*; .*draft is not one"):
+        PardSource.resolve(folder)
+    edit(folder, pard_token=95)
+    assert choose_drafter(folder) == ("pard", folder)
+    target, options = wrap(tiny_model("llama")), LoadOptions()
+    source = PardSource.load(folder, target, options)
+    assert (source.mask, source.fingerprint()) == (95, PardSource.load(folder, target, options).fingerprint())
+    for change, message in [
+        ({"ptd_token_id": 4}, "ptd_token_id and pard_token contradict each other"),
+        ({"ptd_token_id": ..., "pard_token": 96}, "pard_token 96 is not among 96 tokens"),
+        ({"pard_token": "95"}, "pard_token must be a whole number"),
+    ]:
+        edit(folder, **change)
+        with pytest.raises(DraftgaugeError, match=message):
+            PardSource.check(folder, tiny_tokenizer(), options)

@@ -1,12 +1,11 @@
-"""vLLM on the bundled pair with draftgauge inside: outputs of plain decoding, counts of live decoding, costs measured,
-requests imported, an exported drafter.
-"""
+"""vLLM and llama.cpp's server on the bundled pair: outputs and counts of ours, costs measured, advice given."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,34 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from command_line import draftgauge
+from command_line import draftgauge, rows_of
+from draftgauge.api.doctor import doctor
 from draftgauge.api.export import export
 from draftgauge.api.profile import profile
 from draftgauge.api.train import train
 from draftgauge.core.prompts import read_prompts
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
+from draftgauge.decoding.speculative import speculative_decode
+from draftgauge.drafters.language_model import LanguageModelDrafter
+from draftgauge.drafters.mtp.families import FAMILIES, family_of
 from draftgauge.models.folder import PAIR_FOLDER, reference_path
-from draftgauge.models.loading import load_model
+from draftgauge.models.loading import load_model, load_tokenizer
+from draftgauge.models.tokenizer import encode_with, end_tokens
 from draftgauge.pair.loading import Pair, load_pair
+from draftgauge.policies.spec import make_policy
 from draftgauge.requests import PairSpec
 from draftgauge.serving.client import complete
 from draftgauge.serving.counters import parse_metrics, read_counts
 from draftgauge.serving.endpoint import fetch_json, fetch_text
 from draftgauge.serving.requests_trace import import_requests
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE, EngineCosts, read_costs
-from engine_processes import need_vllm, vllm_server
-from engine_steps import LONGEST, live_steps
+from engine_processes import llama_server, need_llama_server, need_vllm, vllm_server
+from engine_steps import LONGEST, live_steps, trimmed
+from gguf_files import convert, need_converter, need_libllama, write_gguf
+from launching import ENGINES
+from mtp_heads import save_with_heads
+from tiny import tiny_tokenizer, tokens
 
 pytestmark = pytest.mark.slow
 OUTPUT, DEPTHS = 48, 4
@@ -189,3 +198,124 @@ def test_an_exported_drafter_is_accepted_step_by_step(prompts: list[list[int]], 
         by_position.update(depth for _, accepted in steps for depth in range(accepted))
     assert counts.by_position == tuple(by_position[depth] for depth in range(DEPTHS))
     assert counts.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "length"), [("qwen2", "MiMoForCausalLM", 1), ("glm4_moe", "Glm4MoeForCausalLM", 3)]
+)
+def test_mtp_heads_are_accepted_step_by_step(
+    kind: str, architecture: str, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_vllm()
+    name, family = family_of(kind)
+    monkeypatch.setitem(FAMILIES, name, replace(family, zero_first=True))  # as vLLM has it in every family
+    sizes = {"vocab_size": 96, "hidden_size": 128, "max_position_embeddings": 1024}
+    save_with_heads(tmp_path, kind, 1, outer="model.", **sizes)
+    tiny_tokenizer(96).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings |= {"architectures": [architecture], "num_nextn_predict_layers": 1, "eos_token_id": None, "head_dim": 32}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    asked = [tokens(9 + seed, seed).tolist() for seed in range(8)]
+    config = {"method": "mtp", "num_speculative_tokens": length}
+    with vllm_server(tmp_path, "--speculative-config", json.dumps(config), *METRICS) as url:
+        answered = [completion(url, prompt, ignore_eos=True) for prompt in asked]
+    pair, accepted = replace(load_pair(PairSpec(target=str(tmp_path), drafter="mtp")), end_tokens=frozenset()), 0
+    for prompt, answer in zip(asked, answered, strict=True):
+        output = answer["choices"][0]["token_ids"]
+        assert output == plain_decode(pair.target, prompt, DecodingSettings(max_new_tokens=OUTPUT)).tokens
+        steps = live_steps(pair, f"fixed:{length}", None, prompt, output)
+        assert answer["metrics"]["speculative_decoding"]["per_step_accepted"] == [right for _, right in steps]
+        accepted += sum(right for _, right in steps)
+    assert accepted > 0
+
+
+LENGTH, LLAMA_OUTPUT = 4, 48
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    need_llama_server()
+    need_libllama()
+    folder, tokenizer = tmp_path_factory.mktemp("gguf"), load_tokenizer("reference")
+    return {p: write_gguf(reference_path(p), folder / f"{p}.gguf", tokenizer) for p in ("target", "draft")}
+
+
+@pytest.fixture(scope="module")
+def encoded() -> list[list[int]]:
+    tokenizer = load_tokenizer("reference")
+    return [encode_with(tokenizer, p) for p in read_prompts(PAIR_FOLDER / "prompts" / "validation.jsonl")[::24]]
+
+
+def test_outputs_counts_and_advice(files: dict[str, Path], encoded: list[list[int]], tmp_path: Path) -> None:
+    target, draft = load_model("reference", device="cpu"), load_model("reference/draft", device="cpu")
+    ends = end_tokens(target, load_tokenizer("reference"))
+    settings = DecodingSettings(max_new_tokens=LLAMA_OUTPUT, end_tokens=ends)
+    options = ("--spec-type", "draft-simple", "--spec-draft-model", str(files["draft"]))
+    kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-n-max", str(LENGTH))
+    expected = accepted = 0
+    with llama_server(files["target"], *options, *kinds) as url:
+        for prompt in encoded:
+            answer = complete("llama-server", url, prompt, LLAMA_OUTPUT)
+            plain = plain_decode(target, prompt, settings).tokens
+            assert [t for t in answer.tokens if t not in ends] == [t for t in plain if t not in ends]
+            drafter = LanguageModelDrafter(draft, ends, None, None, target.spec.vocabulary)
+            first = DecodingSettings(max_new_tokens=LLAMA_OUTPUT - 1, end_tokens=ends)
+            live = speculative_decode(target, drafter, make_policy(f"fixed:{LENGTH}", 16), [*prompt, plain[0]], first)
+            expected += sum(step.accepted for step in live.steps)
+            accepted += answer.accepted
+        counts = read_counts("llama-server", url)
+        result = draftgauge(["advise", "-e", "llama-server", "--url", url, "--json", str(tmp_path / "rows.json")])
+    assert abs(accepted - expected) <= 0.02 * expected  # ends of outputs are counted differently
+    assert counts.accepted == accepted
+    assert len(counts.by_position) == LENGTH
+    assert sum(counts.by_position) == counts.accepted
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "rows.json")
+    assert rows[LENGTH]["tokens_per_step"] == pytest.approx(1 + counts.accepted / counts.drafts)
+
+
+@ENGINES
+def test_drafting_changes_no_answer(files: dict[str, Path]) -> None:
+    options = ("--spec-type", "draft-simple", "--spec-draft-model", str(files["draft"]))
+    kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-n-max", str(LENGTH))
+    with llama_server(files["target"], *options, *kinds) as url, llama_server(files["target"]) as plain:
+        rows = doctor(url=url, against=plain, server="llama-server", samples=15, max_new_tokens=LLAMA_OUTPUT, limit=4)
+    status = {row["check"]: row["status"] for row in rows}
+    assert status["parity-greedy"] in ("well", "suspect"), rows
+    assert status["parity-sampled"] == "well", rows
+
+
+@ENGINES
+def test_an_exported_drafter_is_accepted_step_by_step_in_llama_cpp(
+    files: dict[str, Path], encoded: list[list[int]], tmp_path: Path
+) -> None:
+    """Trained without the norms that llama.cpp has no place for."""
+    need_converter()
+    sizes = {"questions": 96, "new_tokens": 32, "length": 192, "steps": 120, "batch": 2, "depths": LENGTH}
+    train(out=tmp_path / "hidden", target="reference", reuse="hidden", llama_cpp=True, **sizes)
+    export(tmp_path / "hidden", out=tmp_path / "eagle3")
+    drafter = convert(
+        tmp_path / "eagle3", tmp_path / "eagle3.gguf", "--target-model-dir", str(reference_path("target"))
+    )
+    pair = load_pair(PairSpec(target="reference", drafter=str(tmp_path / "hidden")))
+    options = ("--spec-type", "draft-eagle3", "--spec-draft-model", str(drafter), "--spec-draft-n-max", str(LENGTH))
+    kinds = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32")
+    by_position = Counter[int]()
+    with llama_server(files["target"], *options, *kinds) as url:
+        for prompt in encoded:
+            answer = complete("llama-server", url, prompt, LLAMA_OUTPUT)
+            steps = live_steps(pair, f"fixed:{LENGTH}", None, prompt, answer.tokens, drafts_end=False)
+            steps = trimmed(steps, LLAMA_OUTPUT)
+            assert (answer.drafted, answer.accepted) == (sum(d for d, _ in steps), sum(a for _, a in steps))
+            by_position.update(depth for _, accepted in steps for depth in range(accepted))
+        counts = read_counts("llama-server", url)
+    assert counts.by_position == tuple(by_position[depth] for depth in range(LENGTH))
+    assert counts.accepted > 0
+
+
+def test_a_server_without_speculation(files: dict[str, Path]) -> None:
+    with llama_server(files["target"]) as url:
+        complete("llama-server", url, [5, 6, 7], 4)
+        result = draftgauge(["advise", "-e", "llama-server", "--url", url])
+    assert result.exit_code == 2
+    assert "--spec-type draft-simple" in result.stderr

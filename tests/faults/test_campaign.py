@@ -1,17 +1,16 @@
-"""Artefacts that were damaged, swapped or killed while they were written: an error in words, or the same as ever.
-
-In small here; ``make test-faults`` runs it whole.
-"""
+"""Artefacts damaged or killed while written, cut answers, many calls: an error in words, or the same as ever."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import draftgauge as dg
 from command_line import draftgauge
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import TEMPORARY_SUFFIX
+from draftgauge.serving import endpoint
+from draftgauge.serving.client import complete
+from draftgauge.serving.counters import read_counts, served_models
+from engine_server import raw_server, vllm_metrics
 from faults.kinds import KINDS, seen
-from faults.mutations import MUTATIONS
+from faults.mutations import MUTATIONS, nest
+from generating import draft_of, prompt, target_of
+from small_profiles import save_models
 
 WHOLE = os.environ.get("DRAFTGAUGE_FAULTS") == "whole"
 MUTATED, KILLED, COMMANDS = (2000, 200, 100) if WHOLE else (40, 5, 6)
@@ -169,3 +175,72 @@ def test_the_command_line_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> 
         if result.exit_code == 2:
             assert path.name in result.stderr or "trace" in result.stderr
         path.write_bytes(content)
+
+
+ANSWERS = 1000 if os.environ.get("DRAFTGAUGE_FAULTS") == "whole" else 40
+METRICS = vllm_metrics(100, 300, 200, (90, 70, 40)).encode()
+MODELS = b'{"object": "list", "data": [{"id": "target", "object": "model"}]}'
+COMPLETION = b"""{"choices": [{"token_ids": [1, 2, 3], "text": "abc"}], "metrics": {"time_to_first_token_ms": 1.0,
+"generation_time_ms": 4.0, "speculative_decoding": {"num_accepted_draft_tokens": 1, "num_draft_tokens": 2}}}"""
+
+
+def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 " + status + b"\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+
+
+def ask_all(url: str) -> None:
+    """Whatever is asked of a server; errors in words are fine, others fail the test."""
+    for ask in (
+        lambda: read_counts("vllm", url),
+        lambda: served_models("vllm", url),
+        lambda: complete("vllm", url, [1, 2], 8),
+    ):
+        with suppress(DraftgaugeError):
+            ask()
+
+
+@pytest.mark.parametrize("body", [METRICS, MODELS, COMPLETION], ids=["metrics", "models", "completion"])
+def test_changed_answers_end_in_figures_or_words(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "MAX_BYTES", 2**20)
+    content, started = [answer(body)], time.monotonic()
+    with raw_server(lambda connection: connection.sendall(content[0])) as (url, _):
+        ask_all(url)
+        for number in range(ANSWERS):
+            rng, mutation = np.random.default_rng(number), MUTATIONS[number % len(MUTATIONS)]
+            if number % 3 and mutation is not nest:
+                content[0] = mutation(rng, answer(body))  # status and headers too
+            else:
+                content[0] = answer(mutation(rng, body), b"200 OK" if number % 2 else b"500 Oh")
+            ask_all(url)
+    assert time.monotonic() - started < 5 * ANSWERS
+
+
+THREADS, CALLS, IN_A_ROW = (4, 50, 300) if WHOLE else (4, 2, 12)
+
+
+@pytest.mark.parametrize("used", ["one speculation", "a pair", *["two of one model"] * WHOLE])
+def test_calls_have_their_own_text_and_leave_nothing_behind(used: str, tmp_path: Path) -> None:
+    models = save_models(tmp_path)
+    pair = dg.load_pair(target=str(models["target"]), drafter=str(models["drafter"]), device="cpu")
+    both = [dg.speculative(draft_of("gpt2"), "fixed:3", engine="modules") for _ in range(2)]
+
+    def decode(seed: int, then: Callable[..., object] = lambda *told: False) -> list[int]:
+        if used == "a pair":
+            ids = prompt(seed=seed)[0].tolist()
+            return dg.generate(pair, ids, "fixed:3", max_new_tokens=12, on_text=then).tokens
+        asked = {"custom_generate": both[seed % 2 if used.startswith("two") else 0], "max_new_tokens": 12}
+        criteria = [lambda ids, scores: ids[:, 0] < int(bool(then()))]
+        return target_of("gpt2").generate(prompt(seed=seed), stopping_criteria=criteria, **asked)[0].tolist()
+
+    alone, seeds = [decode(seed) for seed in range(THREADS)], list(range(THREADS)) * CALLS
+    assert len(set(map(tuple, alone))) == THREADS
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert list(pool.map(decode, seeds)) == alone * CALLS
+        with pytest.raises(dg.DraftgaugeError, match="begin it when the other one has ended"):
+            decode(0, lambda *told: decode(0))
+        assert pool.submit(decode, 0).result(timeout=60) == alone[0]
+    counts = []
+    for _ in range(3):
+        assert [decode(seed % THREADS) for seed in range(IN_A_ROW // 3)] == (alone * IN_A_ROW)[: IN_A_ROW // 3]
+        counts.append(gc.collect() * 0 + len(gc.get_objects()))
+    assert counts[2] - counts[1] < IN_A_ROW / 3

@@ -1,4 +1,4 @@
-"""The cost meter: complete tables from steps whose parts are timed where they should be, within the time given."""
+"""The meters: complete tables from steps whose parts are timed where they should be, within the time given."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from batched_models import static_pair
 from draftgauge.core.errors import DraftgaugeError
+from draftgauge.decoding.batched import BatchRun, Pass, batched_decode
 from draftgauge.drafters import Drafter, LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Draft
 from draftgauge.judging.replay import replay
-from draftgauge.meter import MeterPlan, default_contexts, measure_costs
+from draftgauge.meter import BatchMeterPlan, MeterPlan, batches, default_contexts, measure_batches, measure_costs
 from draftgauge.meter.costs import FEWEST_TO_TELL, _above_noise, _curve, rows_of
 from draftgauge.meter.steps import BACKLOGS, LEAST_ROUNDS, Bench, KeepsPrompt, Sample, Schedule
 from draftgauge.models.base import CachedModel
+from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.loading import wrap
 from draftgauge.policies.spec import make_policy
 from draftgauge.traces.costs import CostCurve
@@ -291,3 +294,48 @@ def test_a_draft_that_runs_while_the_host_launches_the_verification_is_priced_so
     read = [curve.verify[0][length] + curve.draft[0][length] + curve.signals * length for length in (2, 4, 16)]
     np.testing.assert_allclose(read, [0.0124, 0.0148, 0.0292], rtol=0.15)
     assert read[2] == pytest.approx(0.0292, rel=0.03)
+
+
+LONG_TEXT = tokens(200, 3).tolist()
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[StaticModel, StaticModel]:
+    return static_pair()
+
+
+def test_the_meter_finds_what_passes_cost(
+    models: tuple[StaticModel, StaticModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def price(p: Pass) -> float:
+        if p.records:
+            return 100.0  # a graph was recorded, which is no part of what a pass costs
+        if p.kind == "verify":
+            return 1 + 0.1 * p.tokens
+        return 0.2 + 0.05 * min(p.tokens, 2 * p.rows) + 0.03 * p.signals
+
+    def at_known_prices(*asked: object) -> BatchRun:
+        run = batched_decode(*asked)  # type: ignore[arg-type]
+        run.passes = [[p._replace(seconds=price(p)) for p in step] for step in run.passes]
+        run.seconds = [0.5 + sum(p.seconds for p in step) for step in run.passes]
+        return run
+
+    monkeypatch.setattr(batches, "batched_decode", at_known_prices)
+    plan = BatchMeterPlan(LONG_TEXT, (3,), (24, 100), gamma_max=3, seconds=1.0)
+    costs = measure_batches(models[0], models[1], plan, np.random.default_rng(0))
+    costs.validate()
+    assert costs.batches == (1, 3)
+    for row, batch in enumerate((1, 3)):
+        for verify, draft in zip(costs.verify[row], costs.draft[row], strict=True):
+            assert verify == pytest.approx([1.5 + 0.1 * batch * k for k in range(1, 5)])
+            assert draft == pytest.approx([0.2 + 0.05 * batch * k for k in (1, 2)])
+    assert costs.signals == pytest.approx((0.03, 0.03))
+
+
+def test_with_little_time_one_context_is_measured(models: tuple[StaticModel, StaticModel]) -> None:
+    plan = BatchMeterPlan(LONG_TEXT, (2, 3), (24, 100), gamma_max=2, seconds=0.0)
+    costs = measure_batches(models[0], models[1], plan, np.random.default_rng(0))
+    costs.validate()
+    assert (costs.batches, costs.gamma_max, len(costs.contexts)) == ((1, 2, 3), 2, 1)
+    with pytest.raises(DraftgaugeError, match="needs more than"):
+        measure_batches(models[0], models[1], BatchMeterPlan(LONG_TEXT, (2,), (24,), 30), np.random.default_rng(0))

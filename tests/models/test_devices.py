@@ -16,8 +16,7 @@ from draftgauge.models.engines import packing
 from draftgauge.models.loading import engine_at, load_model
 from draftgauge.pair.loading import labelled, load_pair
 from draftgauge.requests import DeviceSpec, PairSpec
-from models.test_folder import edit
-from tiny import needs_bitsandbytes, save_tiny, tiny_model, tokens
+from tiny import edit, needs_bitsandbytes, save_tiny, tiny_model, tokens
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,31 @@
-"""Rows and verdicts from results with known acceptance."""
+"""Rows, verdicts, decay and page of the study, from results with known acceptance."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from command_line import refusal, rows_of, succeeds
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.provenance import write_measurement
+from draftgauge.core.provenance import read_measurement, write_measurement
+from draftgauge.judging.acceptance import acceptance_by_depth
+from draftgauge.judging.evaluate import ALL_TASKS
 from draftgauge.studies.kvshot.cells import BLOCK, EQUAL_PARAMETERS, EQUAL_WIDTH
 from draftgauge.studies.kvshot.curve import at_equal_seconds, gradient_rows
+from draftgauge.studies.kvshot.decay import decay_rows, decay_said
+from draftgauge.studies.kvshot.page import render_kvshot
 from draftgauge.studies.kvshot.presets import CONTROL, HIDDEN, HYBRID, KV, KV_DEEP, at_equal_width, warm
-from draftgauge.studies.kvshot.results import read_result, study_rows, summary
+from draftgauge.studies.kvshot.results import read_result, study_rows, summary, tuned_rows
+from draftgauge.studies.kvshot.tuning import Trial, Tuned
 from draftgauge.studies.kvshot.verdicts import EQUAL_P2, WIDE_P1, WIDE_P3
 from kvshot_results import ALPHAS, cells, results, study, write_result
+from row_keys import check_keys
+from small_profiles import save_models
+from synthetic import synthetic_trace
 
 
 def by_prediction(rows: list[dict]) -> dict[str, dict]:
@@ -223,3 +233,83 @@ def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
         read_result(longer)
     moved = replace(cell, request=replace(cell.request, checkpoint_every=7))  # decides nothing about where it ends
     assert read_result(moved) is not None
+
+
+@pytest.fixture(scope="module")
+def page_rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Rows as they come back from a JSON file."""
+    folder = tmp_path_factory.mktemp("study")
+    wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
+    tuned = Tuned((Trial(1e-3, 0.05), Trial(2e-3, 0.05)), (2.034, 1.567))
+    found = [*study_rows(results(folder, ALPHAS | wide)), *tuned_rows({KV: tuned})]
+    write_measurement(folder / "rows.json", "test", found)
+    return [dict(row) for row in read_measurement(folder / "rows.json").rows]
+
+
+def test_the_page_holds_what_was_found(page_rows: list[dict]) -> None:
+    page = render_kvshot(page_rows, {"hybrid-seed2": "RuntimeError: <out of memory>"}, {"command": "draftgauge"})
+    said = ("supported", "contradicted", "P1", "P2", "P3", "hybrid-seed2", "&lt;out of memory&gt;", "kv, 4 layers")
+    said += ("Capacity", "What limits each design", "Query estimation error by depth", "The gate over training")
+    for text in (*said, "Tuning on validation prompts", "1.57"):
+        assert text in page
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert not re.search(r'(?:src|href)="(?!#)', page), "the page asks for other files"
+    assert "nan" not in re.sub(r"<svg.*?</svg>|<style.*?</style>", "", page, flags=re.DOTALL).lower()
+
+
+def test_a_study_at_equal_width_shows_its_designs_throughout(tmp_path: Path) -> None:
+    wide = {at_equal_width(variant): ALPHAS[variant] for variant in (HIDDEN, KV)}
+    page = render_kvshot(study_rows(results(tmp_path, wide | {CONTROL: ALPHAS[CONTROL]})), {}, {})
+    assert "Designs, at equal width" in page
+
+
+def test_a_study_cut_short_still_has_a_page(tmp_path: Path) -> None:
+    few = study_rows(results(tmp_path, {HIDDEN: ALPHAS[HIDDEN][:2]}, seeds=(0,)))
+    for row in few:
+        row.pop("draft_ms", None)
+    assert "not run: kv-project-rope" in render_kvshot(few, {}, {})
+
+
+def test_nothing_to_report() -> None:
+    with pytest.raises(DraftgaugeError, match="no run"):
+        render_kvshot([], {}, {})
+
+
+def test_rows_are_of_acceptance_by_depth_and_the_one_that_retains_least_is_first() -> None:
+    traces = {"deep": synthetic_trace(1, 8, 40, 7), "short": synthetic_trace(2, 8, 40, 4)}
+    rows = decay_rows(traces)
+    check_keys(rows, "alpha_1")
+    assert [row["compared_depth"] for row in rows] == [4, 4]
+    assert rows[0]["retention"] <= rows[1]["retention"]
+    for row in rows:
+        of = [each for each in acceptance_by_depth(traces[row["drafter"]]) if each["task"] == ALL_TASKS]
+        alphas = [row.get(f"alpha_{each['depth']}") for each in of]
+        assert alphas == pytest.approx([each["alpha"] for each in of])
+        assert row["alpha_1_low"] < row["alpha_1"] < row["alpha_1_high"]
+        assert row["loss"] == pytest.approx(row["alpha_1"] - row["alpha_4"])
+        assert row["retention"] == pytest.approx(row["alpha_4"] / row["alpha_1"])
+    behind = rows[0]["retention_behind"]
+    assert behind == pytest.approx(rows[0]["retention"] - rows[1]["retention"])
+    assert rows[0]["retention_behind_low"] <= behind <= rows[0]["retention_behind_high"]
+    said = decay_said(rows)
+    does = "loses most" if rows[0]["retention"] < 1 else "gains least, and none loses"
+    assert said.startswith(f"{rows[0]['drafter']} {does}: {rows[0]['alpha_4']:.3f} at depth 4 after ")
+    apart = rows[0]["retention_behind_low"] > 0 or rows[0]["retention_behind_high"] < 0
+    assert said.endswith("they differ." if apart else "they are not told apart.")
+    assert decay_said(decay_rows({"deep": traces["deep"]})).endswith("at depth 1.")
+    with pytest.raises(DraftgaugeError, match="no draft of one got beyond its first token"):
+        decay_rows({"one": synthetic_trace(1, 2, 8, 1)})
+
+
+def test_the_command_records_drafters_along_one_output(tmp_path: Path) -> None:
+    models, out = save_models(tmp_path), tmp_path / "study"
+    asked = ("study", "kvshot", "--target", models["target"], "--held-out", models["prompts"], "--out", out)
+    drafters = f"{models['drafter']},lookup"
+    result = succeeds(*asked, "--decay", drafters, "--decay-prompts", 3, "--json", tmp_path / "decay.json")
+    rows = rows_of(tmp_path / "decay.json")
+    assert {row["drafter"] for row in rows} == {str(models["drafter"]), "lookup"}
+    assert {row["prompts"] for row in rows} == {3}
+    assert " loses most: " in result.stdout.replace("\n", " ")
+    assert "leave out --plan" in refusal(*asked, "--decay", "lookup", "--plan")
+    assert "unknown drafter 'oracle'" in refusal(*asked, "--decay", "oracle")

@@ -1,4 +1,4 @@
-"""The checks of the structure and the prose: package and pages pass them, and each finds what it is there to find."""
+"""The checks of structure, prose and stub: package and pages pass, and each finds what it is there to find."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import draftgauge
 
 ROOT = Path(__file__).parents[2]
 POLICY = '@register_policy("{name}", "does nothing")\ndef make(a: int, *, gamma_max: int):\n    return a\n'
@@ -149,3 +151,31 @@ def test_a_trace_names_the_files_that_a_request_enters_in_order(tmp_path: Path) 
         [sys.executable, "-I", "-c", script, str(tmp_path), str(ROOT / "tools")], capture_output=True, text=True
     )
     assert said.stdout.split() == ["cli.py", "verb.py", "decoding/settings.py", "decoding/plain.py"], said.stderr
+
+
+PROGRAM = """\
+from pathlib import Path
+import draftgauge as dg
+
+rows: dg.Rows = dg.profile(out="x", prompts=["a", {"prompt": "b"}], batches=[1, 2])
+pair = dg.load_pair("reference", "reference")
+print(dg.generate(pair, "hello", "fixed:4").text, dg.replay("x", ["fixed"]).verdict, dg.profile(pair, Path("x")))
+dg.profile(tarrget=1)
+dg.profile(out="x", limit="few")
+dg.ReplayRequest
+"""
+WRONG = [7, 8, 9]  # lines
+
+
+def test_the_package_says_what_there_is() -> None:
+    assert not [name for name in draftgauge.__all__ if name.endswith("Request")]
+    assert all(getattr(draftgauge, name) for name in draftgauge.__all__)
+
+
+def test_mypy_refuses_wrong_keywords(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api", reason="mypy is no part of the tests' installation")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    options = ["--follow-imports=skip", "--config-file=", f"--cache-dir={tmp_path}", "--no-pretty"]
+    said, _, _ = api.run([*options, str(ROOT / "src/draftgauge/__init__.pyi"), str(program)])
+    assert [int(line.split(":")[1]) for line in said.splitlines() if ": error:" in line] == WRONG, said

@@ -1,18 +1,37 @@
+"""Cost curves, manifests and datastores in files: as they were written, or refused."""
+
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from draftgauge.core.errors import TraceError
+import draftgauge as package
+from draftgauge.core.config import to_mapping
+from draftgauge.core.errors import DraftgaugeError, TraceError
+from draftgauge.core.rendering import Rendering
 from draftgauge.core.signals import SignalName
 from draftgauge.traces.costs import CostCurve, Measurement
+from draftgauge.traces.datastore import (
+    About,
+    Datastore,
+    StoredOutput,
+    grow,
+    prompt_digest,
+    stored_output,
+    stored_prompts,
+)
 from draftgauge.traces.engine_costs import EngineCosts, read_costs
-from draftgauge.traces.run import Run
+from draftgauge.traces.run import MANIFEST, Manifest, Run
+from draftgauge.traces.trace import distinct_share, gram_counts
 from synthetic import synthetic_manifest
 
 CURVE = CostCurve(
@@ -119,3 +138,174 @@ def test_costs_of_an_engine_that_contradict_each_other_are_refused(tmp_path: Pat
     replace(good, plain=(plain,), verify=((first, 0.012),)).save(path)
     with pytest.raises(TraceError, match="which contradict each other: give all in seconds"):
         read_costs(path, "vllm")
+
+
+BASE = synthetic_manifest(24, 16, 256)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    for manifest in (BASE, replace(BASE, draft=None, drafter="prompt_lookup:ngram=3", complete=True)):
+        manifest.save(tmp_path)
+        assert Manifest.load(tmp_path) == manifest
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"gamma_max": 16', '"gamma_max": 17'))
+    with pytest.raises(TraceError, match=r"manifest\.json is damaged.*not match its checksum.*record the trace again"):
+        Manifest.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"draftgauge": "9", "command": "another", "created": "later", "environment": {}, "complete": True},
+        {"device": "cuda", "seed": 5},
+        {"prompts": replace(BASE.prompts, path="elsewhere", count=3, tasks=("code",))},
+        {"target": replace(BASE.target, source="elsewhere", engine="modules")},
+    ],
+)
+def test_how_and_where_it_was_recorded_does_not_change_the_fingerprint(changes: dict[str, Any]) -> None:
+    other = replace(BASE, **changes)
+    assert other.fingerprint() == BASE.fingerprint()
+    other.refuse_other(BASE, "it is")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"target": replace(BASE.target, fingerprint="x")}, "target.fingerprint: 'x', not 'tttttttt'"),
+        ({"target": replace(BASE.target, compression="int8")}, "target.compression: 'int8', not 'uncompressed'"),
+        ({"target": replace(BASE.target, dtype="bfloat16")}, "target.dtype: 'bfloat16', not 'float32'"),
+        (
+            {"draft": replace(BASE.draft, fingerprint="x") if BASE.draft else None},
+            "draft.fingerprint: 'x', not 'dddddddd'",
+        ),
+        ({"drafter": "prompt_lookup"}, "drafter: 'prompt_lookup', not 'language_model'"),
+        ({"rule": "first of 2"}, "rule: 'first of 2', not None"),
+        ({"gamma_max": 8}, "gamma_max: 8, not 16"),
+        ({"max_new_tokens": 8}, "max_new_tokens: 8, not 256"),
+        (
+            {"rendering": Rendering(turns=2)},
+            f"rendering: {to_mapping(Rendering(turns=2))}, not {to_mapping(Rendering())}",
+        ),
+        ({"prompts": replace(BASE.prompts, sha256="b")}, f"prompts.sha256: 'b', not '{'a' * 64}'"),
+    ],
+)
+def test_what_changes_rows_changes_the_fingerprint(changes: dict[str, Any], named: str) -> None:
+    other = replace(BASE, **changes)
+    assert other.fingerprint() != BASE.fingerprint()
+    with pytest.raises(TraceError, match=re.escape(f"it is of another run ({named}); choose another folder")):
+        other.refuse_other(BASE, "it is")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gamma_max": 0}, {"max_new_tokens": 2**31}, {"temperature": -1.0}, {"top_p": 0.0}]
+)
+def test_numbers_out_of_range_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    MANIFEST.write(tmp_path / "manifest.json", to_mapping(BASE) | changes)
+    with pytest.raises(TraceError, match=r"of a trace|was not drawn"):
+        Manifest.load(tmp_path)
+
+
+ABOUT = About("words", capacity=10)
+
+
+def output(name: str, *tokens: int) -> StoredOutput:
+    return StoredOutput(name, tokens)
+
+
+def names(store: Datastore) -> list[str]:
+    return [each.prompt for each in store.outputs]
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "store.parquet"
+    written = grow(path, ABOUT, [output("a", 1, 2, 3), output("b")])
+    assert Datastore.load(path, "words") == written
+    assert written.outputs == (output("a", 1, 2, 3), output("b"))
+    assert written.tokens == 3
+
+
+def test_the_oldest_outputs_are_forgotten_and_the_latest_one_to_a_prompt_stays(tmp_path: Path) -> None:
+    path = tmp_path / "store.parquet"
+    grow(path, ABOUT, [output("a", *range(4)), output("b", *range(4))])
+    grow(path, ABOUT, [output("a", 9, 9)])  # the later one, in place of the earlier
+    assert names(Datastore.load(path, "words")) == ["b", "a"]
+    store = grow(path, ABOUT, [output("c", *range(5))])
+    assert names(store) == ["a", "c"]
+    assert store.tokens == 7
+    store = grow(path, ABOUT, [output("d", *range(99))])  # too long alone: its end
+    assert store.outputs == (output("d", *range(89, 99)),)
+    store = grow(path, ABOUT, [], capacity=4)
+    assert store.outputs == (output("d", *range(95, 99)),)
+    assert grow(path, ABOUT, [output("e", *range(5))]).outputs == (output("e", 1, 2, 3, 4),)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_it_never_holds_more_than_it_may(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "store.parquet"
+    for number in range(20):
+        store = grow(path, ABOUT, [output(str(number), *range(count))])
+        assert store.tokens <= 10
+        assert len(store.outputs) == min(number + 1, 10 // count)
+
+
+def test_prompts_are_known_again() -> None:
+    assert stored_output([1, 2], [3]) == StoredOutput(prompt_digest([1, 2]), (3,))
+    store = Datastore(ABOUT).with_outputs([stored_output([1, 2], [3])])
+    assert stored_prompts(store, [[1, 2], [2, 1], [1, 2, 3]]) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.unlink(), "cannot read the datastore"),
+        (lambda path: path.write_bytes(path.read_bytes()[:20] + b"\xff" + path.read_bytes()[21:]), "damaged"),
+        (lambda path: pq.write_table(pa.table({"a": [1]}), path), "no datastore"),
+    ],
+)
+def test_what_is_no_datastore_is_refused(tmp_path: Path, spoil, message: str) -> None:
+    path = tmp_path / "store.parquet"
+    grow(path, ABOUT, [output("a", 1, 2, 3)])
+    spoil(path)
+    with pytest.raises(DraftgaugeError, match=message):
+        Datastore.load(path, "words")
+
+
+def test_another_vocabulary_is_refused_and_nothing_changed(tmp_path: Path) -> None:
+    path = tmp_path / "store.parquet"
+    grow(path, ABOUT, [output("a", 1, 2, 3)])
+    before = path.read_bytes()
+    with pytest.raises(DraftgaugeError, match="another tokenizer"):
+        Datastore.load(path, "other words")
+    with pytest.raises(DraftgaugeError, match="another tokenizer"):
+        grow(path, About("other words", 10), [output("b", 1)])
+    with pytest.raises(DraftgaugeError, match="vocabulary"):
+        About("", 10)
+    with pytest.raises(DraftgaugeError, match="at least 1 token"):
+        About("words", 0)
+    assert path.read_bytes() == before
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.parquet"
+    program = """
+import sys
+from pathlib import Path
+from draftgauge.traces.datastore import About, StoredOutput, grow
+for number in range(8):
+    grow(Path(sys.argv[1]), About("words", 1000), [StoredOutput(f"{sys.argv[2]}-{number}", (1, 2))])
+"""
+    source = str(Path(package.__file__).parents[1])
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(path), str(writer)], env={"PYTHONPATH": source})
+        for writer in range(3)
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    kept = Datastore.load(path, "words")
+    assert sorted(names(kept)) == sorted(f"{writer}-{number}" for writer in range(3) for number in range(8))
+
+
+def test_grams_are_counted_by_hand() -> None:
+    assert gram_counts([1, 2, 3, 4, 1, 2, 3, 4]) == (4, 5)
+    assert gram_counts([1, 2, 3]) == (0, 0)
+    assert distinct_share([[1, 2, 3, 4, 1, 2, 3, 4], [7] * 6]) == 5 / 8
+    assert distinct_share([[1, 2]]) == 1.0

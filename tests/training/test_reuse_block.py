@@ -1,4 +1,4 @@
-"""Block-wise training: who sees what, packed blocks are single blocks, gradients are those of a loop, and refusals."""
+"""Block-wise training and its loss: who sees what, gradients are those of a loop, prefixes change nothing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from command_line import refusal, rows_of, succeeds
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import generator
 from draftgauge.drafters.reuse.blockwise import BlockNet, block_states
 from draftgauge.drafters.reuse.building import new_net
+from draftgauge.drafters.reuse.config import DESIGNS as EVERY_DESIGN
 from draftgauge.drafters.reuse.config import reuse_config
-from draftgauge.models.taps import Features, batch_features
+from draftgauge.models.taps import Features, TapPlan, batch_features
+from draftgauge.training.reuse import loss as losses
 from draftgauge.training.reuse.answers import Conversation
-from draftgauge.training.reuse.data import collate, draw_anchors, trained_positions
+from draftgauge.training.reuse.data import Batch, collate, draw_anchors, trained_positions
 from draftgauge.training.reuse.estimate import estimate
 from draftgauge.training.reuse.loss import backward_through_depths, teach
 from draftgauge.training.reuse.request import TrainingSpec
@@ -181,3 +184,127 @@ def test_a_block_drafter_learns_and_goes_through_every_verb(base: TrainingSpec, 
         (["evaluate", str(run), "--depths", "9", *common], "has no draft of 9"),
     ):
         assert words in refusal(*verb)
+
+
+PREFIX_DEPTHS, LENGTH = 3, 19
+PREFIXED = [(design, 1, "project-rope") for design in EVERY_DESIGN] + [
+    ("kv", 2, "concat"),
+    ("control", 3, "project-rope"),
+]
+
+
+@pytest.mark.parametrize("first", [1, 6, LENGTH - 2 - PREFIX_DEPTHS])
+@pytest.mark.parametrize(("design", "layers", "injection"), PREFIXED)
+def test_leaving_out_prompt_anchors_changes_nothing(design: str, layers: int, injection: str, first: int) -> None:
+    target = tiny_model(num_hidden_layers=4)
+    config = reuse_config(target.config, design, layers=layers, injection=injection, intermediate_size=32)
+    texts = torch.stack([tokens(LENGTH, 1), tokens(LENGTH, 2)])
+    features = batch_features(target, texts, TapPlan(config.hidden_layers, config.kv_layers))
+    gradients = []
+    for begin in (0, first):
+        net = new_net(config, target, 3)
+        states = [state[:, first - begin :] for state in net.unroll(texts, features, PREFIX_DEPTHS, begin)]
+        losses = [(depth + 1) * net.logits(state).log_softmax(-1)[..., 5].sum() for depth, state in enumerate(states)]
+        torch.stack(losses).sum().backward()
+        found = {name: parameter.grad for name, parameter in net.named_parameters()}
+        gradients.append(found | {"states": torch.stack(states).detach()})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, whole in gradients[0].items():
+        torch.testing.assert_close(
+            gradients[1][name], whole, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+WORDS, DEPTHS, WIDTH = 24, 3, 8
+
+
+@pytest.fixture
+def batch() -> Batch:
+    conversations = [
+        Conversation(tokens(n, n, WORDS).numpy().astype("int32"), prompt) for n, prompt in ((14, 5), (9, 4), (16, 9))
+    ]
+    return collate(conversations, (0, 1, 2), DEPTHS)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def defined(
+    states: list[Tensor], head: nn.Linear, target: Tensor, batch: Batch, d2t: Tensor | None, scales: list[float]
+) -> Tensor:
+    """Position by position, in the words of the definition."""
+    total = torch.zeros(())
+    for depth, state in enumerate(states):
+        for row in range(len(batch.tokens)):
+            for place in range(batch.anchors):
+                anchor = batch.first + place
+                if not (anchor >= batch.prompt[row] - 2 and anchor + 2 + depth < batch.length[row]):
+                    continue
+                full = target[row, anchor + 1 + depth]
+                own = head(state[row, place])
+                kept = full if d2t is None else full[d2t]
+                if d2t is not None and int(full.argmax()) not in d2t.tolist():
+                    continue
+                entropy = -(kept.softmax(-1) * kept.log_softmax(-1)).sum()
+                crossed = -(kept.softmax(-1) * own.log_softmax(-1)).sum()
+                total = total + scales[depth] * (crossed - entropy)
+    return total
+
+
+@pytest.mark.parametrize("vocabulary", [None, 9])
+def test_it_is_the_definition(batch: Batch, vocabulary: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", {"cpu": 5 * WORDS})  # several chunks, the last one not full
+    d2t = t2d = None
+    if vocabulary is not None:
+        kept = torch.randperm(WORDS, generator=torch.Generator().manual_seed(1))[:vocabulary]
+        d2t, t2d = kept.sort().values, torch.full((WORDS,), -1)
+        t2d[d2t] = torch.arange(len(d2t))
+    target = 3 * random(len(batch.tokens), batch.tokens.shape[1], WORDS, seed=2)
+    head = nn.Linear(WIDTH, vocabulary or WORDS, bias=False)
+    start = [random(3, batch.anchors, WIDTH, seed=10 + depth).requires_grad_() for depth in range(DEPTHS)]
+    scales = [0.5, 0.3, 0.2]
+
+    expected = defined(start, head, target, batch, d2t, scales)
+    expected.backward()
+    wanted = [head.weight.grad.clone()] + [state.grad.clone() for state in start]  # type: ignore[union-attr]
+    for leaf in (head.weight, *start):
+        leaf.grad = None
+
+    states = [2 * (state / 2) for state in start]  # not leaves: as a network's outputs
+    figures = backward_through_depths(
+        states, lambda x, _: head(x), teach(target[batch.taught()], batch, t2d, d2t), batch, scales
+    )
+    assert float((figures.loss * torch.tensor(scales)).sum()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    for found, gradient in zip((head.weight.grad, *(state.grad for state in start)), wanted, strict=True):
+        torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_the_figures_count_what_is_trained(batch: Batch) -> None:
+    target = random(len(batch.tokens), batch.tokens.shape[1], WORDS, seed=2)
+    one_hot = [
+        F.one_hot(target[:, batch.first + 1 + d :][:, : batch.anchors].argmax(-1), WORDS).float() for d in range(DEPTHS)
+    ]
+    states = [state.requires_grad_() for state in one_hot]
+    figures = backward_through_depths(
+        states, lambda x, _: 9 * x, teach(target[batch.taught()], batch), batch, [1.0] * DEPTHS
+    )
+    # Answers have 9, 5 and 7 tokens; every depth loses one of each.
+    assert figures.count.tolist() == [21, 18, 15]
+    assert figures.agreed.tolist() == figures.count.tolist()
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard", "tv"])
+def test_every_loss_and_its_gradient_by_their_definition(batch: Batch, kind: str) -> None:
+    count = int(batch.taught().sum())
+    teacher = teach(random(count, WORDS, seed=1), batch)
+    own = random(count, WORDS, seed=2).requires_grad_()
+    found = losses.token_loss(own.detach().clone(), teacher, kind, overlap=True)
+    p, q = teacher.logits.softmax(-1), own.softmax(-1)
+    soft, apart = -(p * q.log()).sum(), (p - q).abs().sum()
+    hard = F.cross_entropy(own, teacher.token, reduction="sum")
+    wanted = {"soft": soft, "hard": hard, "tv": 0.1 * soft + 0.9 * apart}[kind]
+    wanted.backward()
+    torch.testing.assert_close(found.loss, wanted.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.gradient, own.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.overlap, torch.minimum(p, q.detach()).sum(-1))
