@@ -312,6 +312,10 @@ def test_a_drafter_measured_on_a_busier_machine_is_not_slower_for_it() -> None:
     for scaled in on_one_target({"one": costs, "two": longer}).values():  # one context says nothing of others
         assert scaled.contexts == (100, 1000)
         assert [list(row) for row in scaled.verify] == 2 * [pytest.approx(costs.verify[0])]
+    shorter = {name: tuple(row[:4] for row in of) for name, of in tables.items()}
+    three, all_ = on_one_target({"three": replace(costs, **shorter), "all": slow}).values()  # of other longest drafts
+    assert (three.gamma_max, all_.gamma_max) == (3, costs.gamma_max)
+    assert three.verify[0] == all_.verify[0][:4] == pytest.approx(costs.verify[0][:4])
 
 
 @pytest.fixture(scope="module")

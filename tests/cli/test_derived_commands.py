@@ -158,7 +158,7 @@ def test_python_functions_take_settings_or_a_request(tmp_path: Path) -> None:
     ):
         with pytest.raises(package.DraftgaugeError, match="draftgauge profile"):
             package.replay(*arguments, **keywords)
-    with pytest.raises(package.DraftgaugeError, match="no setting 'output'"):
+    with pytest.raises(package.DraftgaugeError, match=r"^demo\(\): no setting 'output'"):
         package.demo(output="x")
     signature = inspect.signature(package.profile)
     assert signature.parameters["max_new_tokens"].default == requests.OutputSpec().max_new_tokens

@@ -19,6 +19,8 @@ from transformers.models.longcat_flash import modeling_longcat_flash as longcat
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from command_line import refusal
+from draftgauge.api.profile import profile
+from draftgauge.api.replay import replay
 from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.decoding import DecodingSettings, speculative_decode
 from draftgauge.drafters import anchors
@@ -30,6 +32,7 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.loading import load_model, wrap
 from draftgauge.models.taps import TapPlan, attach_taps, batch_features
 from draftgauge.policies.fixed import FixedLength
+from draftgauge.traces.run import Run
 from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law
 from mtp_heads import save_with_heads
 from tiny import edit, noisy, one_pass, save_tiny, tiny_model, tiny_tokenizer, tokens
@@ -47,7 +50,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def make(kind: str) -> tuple[Path, CachedModel]:
         name, _, heads = kind.partition(":")
         folder = tmp_path_factory.mktemp(name)
-        save_with_heads(folder, name, int(heads or 1))
+        outer = "model." if name == "longcat_flash" else ""  # as its files have them
+        save_with_heads(folder, name, int(heads or 1), outer=outer)
         return folder, load_model(folder, "fp32", "cpu")
 
     return make
@@ -90,7 +94,8 @@ def test_logits_are_those_of_transformers(made: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "longcat_flash"])
 def test_logits_are_those_of_layers_of_the_family(made: Any, kind: str) -> None:
     folder, target = made(kind)
-    held = {name[4:]: read for name, read in load_file(folder / "model.safetensors").items() if name[:4] == "mtp."}
+    named = {name.removeprefix("model."): read for name, read in load_file(folder / "model.safetensors").items()}
+    held = {name[4:]: read for name, read in named.items() if name[:4] == "mtp."}
     model, states, text = target.module, torch.empty(0), tokens(14, vocabulary=VOCABULARY)
 
     def norm(name: str, states: Tensor) -> Tensor:
@@ -212,6 +217,17 @@ def test_what_the_command_line_says_of_heads(
     save_file(held | change(own), tmp_path / "model.safetensors", metadata={"format": "pt"})
     message = refusal("generate", "--target", tmp_path, "--drafter", "mtp", "--policy", "fixed:8", "t1 t2 t3")
     assert re.search(said, message), message
+
+
+def test_no_more_is_recorded_than_heads_draft(tmp_path: Path) -> None:
+    save_with_heads(tmp_path, "deepseek_v3", 3, vocab_size=96)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    asked = {"target": str(tmp_path), "drafter": "mtp", "prompts": ["t1 t2 t3", "t4 t5"], "cost_seconds": 0.1}
+    with pytest.warns(UserWarning, match="mtp drafts 3 tokens at most: --gamma-max is 3 here, not 8"):
+        profile(**asked, gamma_max=8, max_new_tokens=6, out=tmp_path / "run")
+    assert Run(tmp_path / "run").trace.gamma_max == 3
+    with pytest.raises(DraftgaugeError, match="policy fixed:8: gamma must be 0 to 3"):
+        replay(tmp_path / "run", ["fixed:8"])
 
 
 TOKENS, WINDOW = 8, 4

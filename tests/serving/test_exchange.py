@@ -340,7 +340,9 @@ def test_results_that_do_not_fit_are_refused(files: dict[str, Path]) -> None:
     for wrong, message in (
         (good[:-1], "are of other cases"),
         ({"results": good}, "is no result of vllm bench forward"),
-        ([{"case": "x", "median_us": 1.0}], "is not one of `draftgauge costs --cases`"),
+        ([{"case": "x", "median_us": 1.0}], "is not one of `draftgauge costs --cases` (it lacks 'requests')"),
+        ([{"requests": [None]}], "(it has another layout)"),
+        ([good[0] | {"requests": []}], "requests of 0 shapes"),
         ([good[0] | {"requests": [{"query_len": 9, "kv_len": 9, "num_draft_tokens": 0}]}], "a query of 9 tokens"),
         ([good[0] | {"median_us": -1}], "in -1e-06 s"),
         ([good[0] | {"median_us": 0.01}], "in 1e-08 s"),  # seconds in place of microseconds
