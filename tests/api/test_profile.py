@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -278,6 +279,7 @@ def test_a_run_does_not_go_on_with_another_tokenizer_or_template(tmp_path: Path,
 
 def test_a_loaded_pair_is_profiled(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
     pair = load_pair(models["target"], models["drafter"], device="cpu")
+    assert re.fullmatch(r"Pair\(target='.+', drafter='.+', compression='uncompressed', engine='\w+'\)", repr(pair))
     asked = {name: models[name] for name in models if name not in ("target", "drafter", "device")}
     profile(pair, tmp_path / "run", **asked | SMALL)
     assert same_rows(read_trace(tmp_path / "run"), read_trace(whole))

@@ -51,6 +51,7 @@ def test_step_seconds_interpolates_and_clamps() -> None:
     assert CURVE.step_seconds(np.arange(3)[:, None], np.asarray([100, 300])).shape == (3, 2)
     one = replace(CURVE, contexts=(100,), **{name: getattr(CURVE, name)[:1] for name in ("verify", "draft", "plain")})
     np.testing.assert_allclose(one.step_seconds(1, np.asarray([1, 500])), [6.25, 6.25])
+    assert repr(one).startswith("CostCurve(contexts=(100,), gamma_max=2, compression=")
 
 
 def test_a_step_is_drafting_and_verifying() -> None:

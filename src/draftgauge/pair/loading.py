@@ -54,6 +54,10 @@ class Pair:
     taps: Taps | None = None
     spec: PairSpec = field(default_factory=PairSpec)
 
+    def __repr__(self) -> str:
+        held = f"compression={self.compression!r}, engine={self.target.spec.engine!r}"
+        return f"Pair(target={self.target_name!r}, drafter={self.draft_name!r}, {held})"
+
     @classmethod
     def from_pretrained(cls, target: str | Path | None = None, drafter: str | Path | None = None, **how: Any) -> Pair:
         """Load a target and what drafts for it, by id, folder or name: :func:`load_pair` with these settings."""

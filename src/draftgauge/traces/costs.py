@@ -189,6 +189,10 @@ class CostCurve:
     experts: tuple[float, ...] = ()
     peak_memory_gib: float | None = None
 
+    def __repr__(self) -> str:
+        held = f"compression={self.compression!r}, engine={self.engine!r}, device={self.device!r}"
+        return f"CostCurve(contexts={self.contexts}, gamma_max={self.gamma_max}, {held})"
+
     @property
     def gamma_max(self) -> int:
         return len(self.draft[0]) - 1
