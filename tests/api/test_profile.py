@@ -277,6 +277,15 @@ def test_a_run_does_not_go_on_with_another_tokenizer_or_template(tmp_path: Path,
         record_small(models, tmp_path / "run", limit=3)
 
 
+def test_a_file_for_a_folder_is_refused_before_anything_is_loaded(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftgauge.api.profile.load_pair", lambda *_: pytest.fail("it was loaded"))
+    (tmp_path / "run").write_text("kept")
+    with pytest.raises(DraftgaugeError, match="run is a file where a folder is needed"):
+        record_small(models, tmp_path / "run", limit=3)
+
+
 def test_a_loaded_pair_is_profiled(models: dict[str, Any], whole: Path, tmp_path: Path) -> None:
     pair = load_pair(models["target"], models["drafter"], device="cpu")
     assert re.fullmatch(r"Pair\(target='.+', drafter='.+', compression='uncompressed', engine='\w+'\)", repr(pair))

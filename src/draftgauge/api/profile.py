@@ -13,7 +13,7 @@ import torch
 
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
 from draftgauge.core.executor import check_executor
-from draftgauge.core.files import only_writer, require_writable
+from draftgauge.core.files import only_writer, require_place, require_writable
 from draftgauge.core.parts import WEIGHT_ONLY
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.verb import verb
@@ -98,6 +98,7 @@ def record_runs(
     names, limit = request.pair.compression, request.output.max_new_tokens
     folders = run_folders(request.out, names)
     path, chosen = choose_prompts(request.prompts)
+    require_place(request.out)
     pair = pair or load_pair(request.pair.at(names[0]))
     _check_later_compressions(pair, request)
     if (longest := pair.longest(asked := request.drafts.gamma_max)) < asked:

@@ -130,8 +130,8 @@ def require_writable_file(path: Path) -> None:
     require_writable(file_target(path).parent)
 
 
-def require_writable(folder: Path) -> None:
-    """Create a folder if need be and make sure that files can be written into it."""
+def require_place(folder: Path) -> None:
+    """Refuse what cannot be a folder, before anything takes long; nothing is created."""
     if "\0" in str(folder):
         raise DraftgaugeError(f"cannot write {str(folder)!r}: a name cannot hold a NUL character")
     with explained(folder):
@@ -140,6 +140,12 @@ def require_writable(folder: Path) -> None:
             raise DraftgaugeError(
                 f"{obstacle} is a file where a folder is needed; choose another folder or move the file away"
             )
+
+
+def require_writable(folder: Path) -> None:
+    """Create a folder if need be and make sure that files can be written into it."""
+    require_place(folder)
+    with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DraftgaugeError(f"{folder} cannot be written to; choose another folder or change its permissions")
