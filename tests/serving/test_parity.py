@@ -17,6 +17,7 @@ import pytest
 
 import draftgauge as dg
 from command_line import refusal, succeeds
+from draftgauge.models.folder import reference_path
 from draftgauge.serving.parity import acceptance, first_difference, sampled_tokens
 from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, llama_answer, models_page, serving, vllm_answer, vllm_metrics
@@ -228,6 +229,7 @@ def test_vllm_beside_draftgauge_is_started_without_its_command(monkeypatch: pyte
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the process that it starts
     asked = ("-e", "vllm", "--target", "T", "--drafter", "lookup", "--out", tmp_path / "costs.json")
     assert "--model T --max-num-seqs 16" in refusal("costs", "--start", *asked)
+    assert f"--model {reference_path()} --max" in refusal("costs", "--start", *asked, "--target", "reference")
 
 
 def test_ctrl_c_leaves_no_server(asked: list[str], tmp_path: Path) -> None:
