@@ -16,7 +16,7 @@ from command_line import refusal, succeeds
 from draftgauge.judging.replay import plain_replay, replay, replay_lengths
 from draftgauge.judging.splits import Design
 from draftgauge.policies.spec import make_policy
-from draftgauge.serving.advice import acceptance_to_pay, advise_settings, best_length, thresholds
+from draftgauge.serving.advice import acceptance_to_pay, advise_settings, advised_length, best_length, thresholds
 from draftgauge.serving.engines import ENGINES, PLAIN, Deployment, engine_of, settings_document
 from draftgauge.traces.engine_costs import LONGEST, EngineCosts, costs_of_steps, load_engine_costs
 from draftgauge.traces.trace import Trace
@@ -122,6 +122,14 @@ def test_best_lengths_by_batch(trace: Trace) -> None:
     lengths = {batch: best_length(Design("all", trace, None), costs.curve(batch)) for batch in costs.batches}
     assert lengths[1] >= lengths[4] >= lengths[16] >= lengths[64] == 0
     assert lengths[1] > 0
+
+
+def test_a_length_that_is_level_with_plain_decoding_is_not_advised(trace: Trace) -> None:
+    for a_token, best, said in ((0.2, 2, 2), (0.5, 1, 0), (0.8, 0, 0)):
+        design, costs = Design("all", trace, None), engine_costs(a_token).curve()
+        assert (best_length(design, costs), advised_length(design, costs)) == (best, said)
+        _, verdict = advise_settings(design, costs, [PLAIN, *FIXED])
+        assert verdict.setting == (f"fixed:{said}" if said else PLAIN)
 
 
 def option(words: list[str], name: str) -> str:

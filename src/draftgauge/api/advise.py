@@ -30,6 +30,7 @@ from draftgauge.serving.advice import (
     acceptance_to_pay,
     advise_batch,
     advise_settings,
+    advised_length,
     best_length,
     cost_ranges,
     flags_of,
@@ -116,12 +117,12 @@ def advise(request: AdviseRequest) -> list[Row]:
 
         The recommended one also has ``flags``, ``verdict`` in words and whether it is ``known``
         (:class:`~draftgauge.judging.verdict.Verdict`). ``length_only``: the flags change only the length of a server
-        whose drafter is not known. ``best_length``; ``by_batch`` (best lengths as JSON); ``at_batch`` (rules that adapt
-        to the load, in words); ``at_context`` (lengths by context, in words, where they differ);
-        ``thresholds`` (throughput either side of batch sizes at which the length changes). ``alpha_1`` is the
-        first drafted token's acceptance, ``acceptance_to_pay`` the least constant chance at which some length pays.
-        ``drawn`` is the drawn share of an imported trace. ``server_tokens_per_step`` is a running server's,
-        ``expected_tokens_per_step`` what the run expects at its length. ``recorded_with`` has options of
+        whose drafter is not known. ``best_length`` (0 where plain decoding is level with it); ``by_batch`` (such
+        lengths as JSON); ``at_batch`` (rules that adapt to the load, in words); ``at_context`` (lengths by context, in
+        words, where they differ); ``thresholds`` (throughput either side of batch sizes at which the length changes).
+        ``alpha_1`` is the first drafted token's acceptance, ``acceptance_to_pay`` the least constant chance at which
+        some length pays. ``drawn`` is the drawn share of an imported trace. ``server_tokens_per_step`` is a running
+        server's, ``expected_tokens_per_step`` what the run expects at its length. ``recorded_with`` has options of
         ``draftgauge generate``.
 
     Raises:
@@ -240,8 +241,8 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
     fits = TWO_SOURCE in settings and request.costs is None and not request.policies  # `fit` weighs a run's own
     fitted = fitted_here(source.own, design, source.curve) if fits else {}
     judged, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
-    lengths = {batch: best_length(design, curve) for batch, curve in source.curves.items()}
-    length = lengths[min(lengths)]
+    lengths = {batch: advised_length(design, curve) for batch, curve in source.curves.items()}
+    length = best_length(design, source.curves[min(lengths)])
     _export(request, acceptance_of(trace, length), length)
     rows = [dict.fromkeys(COLUMNS) | {"engine": engine.name} | it for it in judged]
     for row in rows:

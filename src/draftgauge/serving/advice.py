@@ -156,6 +156,14 @@ def best_length(design: Design, costs: CostCurve) -> int:
     return int(np.argmin(seconds))
 
 
+def advised_length(design: Design, costs: CostCurve) -> int:
+    """The best fixed length; 0 where plain decoding is level with it, as in the verdict."""
+    length, numbers = best_length(design, costs), conversations(design.trace)
+    plain = plain_replay(design.trace, costs).speed(numbers)
+    drafting = _run(f"{FIXED}{length}", design.trace, costs).speed(numbers) if length else plain
+    return 0 if plain.over(drafting, TEST_RESAMPLES).level else length
+
+
 def _run(setting: str, trace: Trace, costs: CostCurve) -> Replay:
     if setting.startswith(P_MIN):
         return _p_min(trace, costs, *p_min_of(setting))
