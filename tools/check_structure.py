@@ -28,7 +28,7 @@ LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
     ("src/draftgauge/**/*.py", LINES, 42_100),
-    ("tests/**/*.py", LINES, 29_200),
+    ("tests/**/*.py", LINES, 29_210),
     ("benchmarks/**/*.py", LINES, 3_080),
     ("README.md", LINES, 130),
     ("README.md", WORDS, 800),
