@@ -31,7 +31,7 @@ from draftgauge.models.device import cpu_has_bfloat16, free_bytes
 NAME = "limit.json"
 BEFORE = "c8bda376"  # the revision whose engine held larger models unpacked
 CONTEXT, DECODED, PASSES, VERIFIED, TURNS = 256, 16, 6, 4, 5
-HELD = 6  # times the weights: what all setups hold together, about
+HELD = 6  # times the weights: what all setups hold together, about; twice that in float32
 READ = 1 << 30  # bytes that the memory's speed is read from
 BF16 = "the processor does not multiply bfloat16"
 
@@ -96,7 +96,8 @@ def main() -> None:
             for setup in setups(args.model, args.gguf, args.openvino, args.before)
         ]
         # Of models that do not fit side by side each is loaded anew at its turn.
-        alone = HELD * weights > (free_bytes(torch.device("cpu")) or 0)
+        held = HELD * weights * (1 if cpu_has_bfloat16() else 2)
+        alone = held > (free_bytes(torch.device("cpu")) or 0)
         args.out.mkdir(parents=True, exist_ok=True)
         for turn, worker in product(range(TURNS), workers):
             if len(worker.turns) <= turn and not worker.reason and time.monotonic() < until:
