@@ -65,6 +65,11 @@ def resolve_source(source: str | Path) -> str | Path:
     return reference_path(part or "target") if name == REFERENCE and isinstance(source, str) else source
 
 
+def resolve_draft(source: str) -> str:
+    """The same of what drafts, for engines that do not know the bundled pair: there ``reference`` is its draft."""
+    return str(resolve_source(f"{REFERENCE}/draft" if source == REFERENCE else source))
+
+
 WORDS = (REFERENCE, "lookup")  # where the name of a model may stand
 INDEX = "model.safetensors.index.json"
 _MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one

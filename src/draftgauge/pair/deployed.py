@@ -8,7 +8,7 @@ from pathlib import Path
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.parts import COMPRESSIONS
-from draftgauge.models.folder import REFERENCE, resolve_source
+from draftgauge.models.folder import resolve_draft, resolve_source
 from draftgauge.serving.engines import DFLASH, EAGLE3, MTP, Deployment, Engine, deployment_of
 from draftgauge.traces.engine_costs import BY_DRAFTGAUGE
 from draftgauge.traces.run import Manifest, Run
@@ -24,10 +24,8 @@ def deployment_for(
     """What flags name of a run, and a command to run before them; empty where none is needed."""
     deployment = deployment_of(manifest, costs)
     if engine.name not in OWN:  # which do not know the bundled models by name
-        draft = f"{REFERENCE}/draft" if deployment.draft == REFERENCE else deployment.draft
-        target, draft, tokenizer = (
-            str(resolve_source(name)) for name in (deployment.target, draft, deployment.tokenizer or "")
-        )
+        target, tokenizer = (str(resolve_source(name)) for name in (deployment.target, deployment.tokenizer or ""))
+        draft = resolve_draft(deployment.draft)
         deployment = replace(deployment, target=target, draft=draft, tokenizer=tokenizer or None)
     deployment = replace(deployment, proposer=drafted_by == BY_DRAFTGAUGE, options=recorded_with(manifest))
     first = ""

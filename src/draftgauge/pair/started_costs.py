@@ -11,7 +11,7 @@ import numpy as np
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.progress import Progress
-from draftgauge.models.folder import REFERENCE, resolve_source
+from draftgauge.models.folder import resolve_draft, resolve_source
 from draftgauge.pair.costs import bundled_text
 from draftgauge.policies.spec import FIXED
 from draftgauge.requests import CostsRequest, StartSpec
@@ -40,8 +40,7 @@ def deployment_to_start(engine: str, target: str | None, start: StartSpec) -> De
     for source in (target, *(() if start.drafter in WITHOUT_SOURCE else (start.drafter,))):
         if engine == "llama-server" and not (source.endswith(GGUF) and Path(source).is_file()):
             raise DraftgaugeError(f"llama-server serves GGUF files, and {source} is none: name a file that ends {GGUF}")
-    draft = f"{REFERENCE}/draft" if start.drafter == REFERENCE else start.drafter
-    return Deployment(str(resolve_source(target)), str(resolve_source(draft)), kind)
+    return Deployment(str(resolve_source(target)), resolve_draft(start.drafter), kind)
 
 
 def started_costs(request: CostsRequest, progress: Progress) -> EngineCosts:
