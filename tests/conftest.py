@@ -1,4 +1,4 @@
-"""What all tests share: no network, no cost curves in the user's cache, one thread where tests run side by side, a CPU,
+"""What all tests share: no network, no cost curves in the user's cache, one thread for tiny models, a CPU,
 unless ``DRAFTGAUGE_TEST_DEVICE`` names another device for :mod:`devices`, and nothing slow that is tested elsewhere.
 """
 
@@ -18,7 +18,7 @@ if os.environ.get("DRAFTGAUGE_TEST_DEVICE", "cpu") == "cpu":  # before torch is 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _CACHE = tempfile.TemporaryDirectory(prefix="draftgauge-tests-")  # removed when the tests end
 os.environ["DRAFTGAUGE_CACHE"] = _CACHE.name
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: each process has one core
+if "DRAFTGAUGE_REAL_MODELS" not in os.environ:  # before torch is imported: tiny models want no more, forks have no more
     os.environ["OMP_NUM_THREADS"] = "1"
 
 

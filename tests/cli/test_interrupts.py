@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import draftgauge as package
-from command_line import draftgauge, refusal
+from command_line import command, draftgauge, refusal
 from draftgauge.cli.console import interruptible
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.shards import shard_paths
+from forked import ended, fork
 from tiny import save_tiny
 from written_runs import write_run
 
@@ -56,14 +57,14 @@ def test_while_recording_told_several_times(tmp_path: Path) -> None:
     models = [f"--target={save_tiny(tmp_path / 'target')}", f"--drafter={save_tiny(tmp_path / 'draft')}"]
     words = ["profile", *models, f"--prompts={prompts}", f"--out={out}"]
     words += ["--max-new-tokens=8", "--gamma-max=2", "--cost-seconds=0"]
-    process = started(words)
-    while not list(out.glob("positions-*")) and process.poll() is None:
+    process = fork(tmp_path / "said", command, words)
+    while not list(out.glob("positions-*")) and process.is_alive():
         time.sleep(0.002)
     for _ in range(3):
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         time.sleep(0.002)
-    _, said = process.communicate()
-    assert process.returncode == 130, said
+    said = ended(process)
+    assert process.exitcode == 130, said
     assert "Traceback" not in said
     assert said.count("interrupted.") == 1
     assert shard_paths(out)

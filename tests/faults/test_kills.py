@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 
 import draftgauge as dg
+import forked
 from draftgauge import __main__
 from draftgauge.core.files import TEMPORARY_SUFFIX
 from draftgauge.traces.costs import CostCurve
@@ -55,35 +55,28 @@ COMMANDS = {  # what runs in a folder beside what it reads, and the keys of its 
 }
 
 
-def _run(folder: Path, words: list[str], act: Callable[[], Any]) -> None:
+def _run(folder: Path, words: list[str], act: Callable[[], Any]) -> Any:
     """What a forked process does: as the command line, or as a program that calls draftgauge."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, __main__._stop if act is __main__.main else signal.SIG_DFL)
     os.chdir(folder)
     os.environ["DRAFTGAUGE_CACHE"], tempfile.tempdir = str(folder / "cache"), str(folder / "tmp")
-    for descriptor in (1, 2):
-        os.dup2(os.open("said.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY), descriptor)
     sys.argv = ["draftgauge", *words]
     Path("begun").touch()
-    sys.exit(act())
+    return act()
 
 
 def start(folder: Path, words: str, act: Callable[[], Any] = __main__.main) -> BaseProcess:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"draftgauge.api.{verb}" for verb in COMMANDS if WHOLE or verb in SLICE])
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     (folder / "begun").unlink(missing_ok=True)
-    process = context.Process(target=_run, args=(folder, words.split(), act))
-    process.start()
+    process = forked.fork(folder / "said.txt", _run, folder, words.split(), act)
     while not (folder / "begun").exists():
         time.sleep(0.001)
     return process
 
 
 def ended(process: BaseProcess, folder: Path) -> int | None:
-    process.join(300)
-    said = (folder / "said.txt").read_text()
-    assert process.exitcode is not None, said
+    said = forked.ended(process)
     assert not re.search("Traceback|Exception ignored|another process is writing", said), said
     for written in re.findall("^wrote (.*)", said, re.MULTILINE):
         assert (folder / written).is_file()

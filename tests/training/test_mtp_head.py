@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import pickle
+import os
 import socket
-import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from draftgauge.api import train
 from draftgauge.api.bench import bench
 from draftgauge.api.diagnose import diagnose
 from draftgauge.api.evaluate import evaluate
@@ -23,6 +24,7 @@ from draftgauge.api.export import export
 from draftgauge.api.profile import profile
 from draftgauge.api.replay import replay
 from draftgauge.api.study import study_kvshot
+from draftgauge.cli.main import run
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.base import Drafting, LoadOptions, choose_drafter
 from draftgauge.drafters.mtp.live import MtpDrafter, MtpSource, drafting_net
@@ -39,6 +41,7 @@ from draftgauge.traces.run import Run
 from draftgauge.training import world
 from draftgauge.training.reuse.request import TrainingSpec
 from draftgauge.training.reuse.train import train_drafter
+from forked import ended, fork
 from lossless import assert_greedy_is_plain, assert_replay_is_live, assert_sampling_keeps_the_law
 from mtp_heads import head_tensors
 from small_profiles import save_hybrid
@@ -197,39 +200,22 @@ STEPS, KILLED, CODE = 6, 3, 9
 SHOWN = ("target", "reuse", "prompts", "new_tokens", "depths", "length", "steps", "batch", "checkpoint_every", "cache")
 SHOWN += ("log_every", "device")
 OTHER = ("precision", "threads", "attention_start", "optimizer")
-# Two processes as torchrun starts them, forked for the sake of what they import: the command line, with what it has no
-# options for, and behind it another training, until both are killed.
-PROGRAM = """
-import os, pickle, sys, traceback
-from dataclasses import replace
-from draftgauge.api import train
-from draftgauge.cli.main import run
-ports, other, (request, folder) = {ports}, {other!r}, pickle.loads({killed!r})
-train_drafter = train.train_drafter
-train.train_drafter = lambda request, *rest, **named: train_drafter(replace(request, **other), *rest, **named)
 
-def work(rank):
-    os.environ |= {{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}}
-    os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0]}}
-    try:
-        code = run()
-    except SystemExit as ended:  # the process that does not speak
-        code = ended.code
-    if not code:
-        os.environ["MASTER_PORT"] = ports[1]
-        train_drafter(request, folder, report=lambda row: row["step"] == {at} and os._exit({code}))
 
-forked = []
-for rank in "01":
-    if not (number := os.fork()):
-        try:
-            work(rank)
-        except BaseException:
-            traceback.print_exc()
-        os._exit(1)
-    forked.append(number)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in forked))
-"""
+def trained_by(rank: str, request: TrainingSpec, folder: Path, ports: list[str], killed: TrainingSpec) -> None:
+    """One of two processes as torchrun starts them: the command line, and then a training until both are killed."""
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0]}
+    other = {name: getattr(request, name) for name in OTHER}  # what the command line has no options for
+    train.train_drafter = lambda request, *rest, **named: train_drafter(replace(request, **other), *rest, **named)
+    arguments = ["train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
+    for name in SHOWN:
+        arguments += [f"--{name.replace('_', '-')}", str(getattr(request, name))]
+    sys.argv = ["draftgauge", *arguments]
+    with suppress(SystemExit):  # the process that does not speak
+        assert run() == 0
+    os.environ["MASTER_PORT"] = ports[1]
+    train_drafter(killed, folder.parent / "killed", report=lambda row: row["step"] == KILLED and os._exit(CODE))
 
 
 @pytest.fixture(scope="module")
@@ -263,21 +249,14 @@ def shared(base: TrainingSpec, accumulated: Path, tmp_path_factory: pytest.TempP
     """A run of two processes, which make the answers too; beside it one that was killed."""
     folder = tmp_path_factory.mktemp("shared") / "run"
     request = replace(base, answers=None, cache=folder.parent / "features")
-    arguments = ["train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
-    for name in SHOWN:
-        arguments += [f"--{name.replace('_', '-')}", str(getattr(request, name))]
-    program = folder.parent / "program.py"
     with socket.socket() as first, socket.socket() as second:
         for probe in (first, second):
             probe.bind(("127.0.0.1", 0))
         ports = [str(probe.getsockname()[1]) for probe in (first, second)]
-    other = {name: getattr(request, name) for name in OTHER}
-    killed = pickle.dumps((base, folder.parent / "killed"))
-    program.write_text(PROGRAM.format(ports=ports, other=other, killed=killed, at=KILLED, code=CODE))
-    command = [sys.executable, str(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == CODE, done.stderr
-    assert done.stdout.count("Trained") == 1  # one process speaks
+    both = [fork(folder.parent / rank, trained_by, rank, request, folder, ports, base) for rank in "01"]
+    said = "".join(ended(process) for process in both)
+    assert max(process.exitcode or 0 for process in both) == CODE, said
+    assert said.count("Trained") == 1  # one process speaks
     (row,) = json.loads((folder.parent / "rows.json").read_text())["rows"]
     assert row["steps"] == STEPS
     assert train_drafter(request, folder).steps == STEPS  # finished: nothing is done
