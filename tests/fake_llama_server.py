@@ -21,16 +21,8 @@ def step(length: int, at_once: int, context: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in (
-        "--model",
-        "--host",
-        "--spec-type",
-        "--spec-draft-model",
-        "--spec-draft-p-min",
-        "--spec-synth-rates",
-        "--slow",
-    ):
-        parser.add_argument(name)
+    for name in ("model", "host", "spec-type", "spec-draft-model", "spec-draft-p-min", "spec-synth-rates", "slow"):
+        parser.add_argument(f"--{name}")
     for name in ("--port", "--parallel", "--ctx-size", "--spec-draft-n-max", "--ignores"):
         parser.add_argument(name, type=int, default=0)
     parser.add_argument("--metrics", action="store_true")

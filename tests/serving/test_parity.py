@@ -191,6 +191,7 @@ def test_costs_of_a_started_server_are_what_its_steps_take(asked: list[str], tmp
     shape = ["--lengths", "2", "--batches", "1,2", "--contexts", "64,4096", "--out", str(tmp_path / "costs.json")]
     asked[-1] += f" --slow {tmp_path / 'was-slow'}"  # two of three agree
     said = succeeds("costs", "--start", *asked, *shape).stdout
+    assert (tmp_path / "was-slow").exists()
     assert "at 64 tokens of context" in said
     assert f"{TEXT:.3g} s a step and request" in said
     for batch, curve in read_costs(tmp_path / "costs.json", "llama-server").items():
