@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from draftgauge import __main__
 from draftgauge.cli.main import run
 
 
@@ -31,12 +30,6 @@ class Result:
     @property
     def message(self) -> str:
         return " ".join(self.stderr.split())
-
-
-def command(words: Sequence[str]) -> int:
-    """What a forked process does to be the command."""
-    sys.argv = ["draftgauge", *words]
-    return __main__.main()
 
 
 def draftgauge(arguments: Sequence[str]) -> Result:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import draftgauge as package
-from command_line import command, draftgauge, refusal
+from command_line import draftgauge, refusal
+from draftgauge import __main__
 from draftgauge.cli.console import interruptible
 from draftgauge.traces.run import read_trace
 from draftgauge.traces.shards import shard_paths
@@ -25,16 +26,10 @@ COMMAND = [sys.executable, "-m", "draftgauge"]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
 
 
-def started(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *words], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_libraries_load(number: int) -> None:
     """The handler is installed before anything else is imported; the test waits for it."""
-    process = started(["replay", "no-run"])
+    process = subprocess.Popen([*COMMAND, "replay", "no-run"], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     mask = 1 << (number - 1)
     status = Path(f"/proc/{process.pid}/status")
     if not status.exists():
@@ -51,13 +46,14 @@ def test_while_libraries_load(number: int) -> None:
     assert said.count("\n") == 1
 
 
-def test_while_recording_told_several_times(tmp_path: Path) -> None:
+def test_while_recording_told_several_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
     prompts.write_text("\n".join(json.dumps({"prompt": f"prompt number {n}"}) for n in range(400)))
     models = [f"--target={save_tiny(tmp_path / 'target')}", f"--drafter={save_tiny(tmp_path / 'draft')}"]
     words = ["profile", *models, f"--prompts={prompts}", f"--out={out}"]
     words += ["--max-new-tokens=8", "--gamma-max=2", "--cost-seconds=0"]
-    process = fork(tmp_path / "said", command, words)
+    monkeypatch.setattr(sys, "argv", ["draftgauge", *words])
+    process = fork(tmp_path / "said", __main__.main)
     while not list(out.glob("positions-*")) and process.is_alive():
         time.sleep(0.002)
     for _ in range(3):

@@ -34,7 +34,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and look
 TRIALS, CALLS = (10, 100) if WHOLE else (1, 2)  # calls of three verbs each
 CALLED = {"max_new_tokens": 8, "gamma_max": 3}
 TEMPORARY = f"*{TEMPORARY_SUFFIX}"
-SLICE = ("export", "fit")
 TARGET = "--target=../target --max-new-tokens=8 --gamma-max=3 --cost-seconds=0"
 PAIR = f"{TARGET} --drafter=../draft"
 TRAIN = "--target=../trained/target --prompts=../trained/prompts.jsonl"
@@ -103,7 +102,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", COMMANDS if WHOLE else SLICE)
+@pytest.mark.parametrize("name", COMMANDS if WHOLE else ("export", "fit"))
 def test_a_killed_command_run_again_gives_what_an_undisturbed_one_gives(name: str, place: Path) -> None:
     words, keys = f"{COMMANDS[name][0]} --json=rows.json", COMMANDS[name][1]
     whole, began = place / f"{name} whole", time.monotonic()

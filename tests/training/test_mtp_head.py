@@ -208,10 +208,9 @@ def trained_by(rank: str, request: TrainingSpec, folder: Path, ports: list[str],
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0]}
     other = {name: getattr(request, name) for name in OTHER}  # what the command line has no options for
     train.train_drafter = lambda request, *rest, **named: train_drafter(replace(request, **other), *rest, **named)
-    arguments = ["train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
+    sys.argv = ["draftgauge", "train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
     for name in SHOWN:
-        arguments += [f"--{name.replace('_', '-')}", str(getattr(request, name))]
-    sys.argv = ["draftgauge", *arguments]
+        sys.argv += [f"--{name.replace('_', '-')}", str(getattr(request, name))]
     with suppress(SystemExit):  # the process that does not speak
         assert run() == 0
     os.environ["MASTER_PORT"] = ports[1]
