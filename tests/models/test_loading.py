@@ -113,12 +113,25 @@ def test_truncated_weights(chat_folder: Path) -> None:
         load_model(chat_folder, device="cpu")
 
 
-def test_weights_that_lack_a_tensor_are_not_filled_at_random(chat_folder: Path) -> None:
-    tensors = load_file(chat_folder / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, chat_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
+def test_tensors_that_a_model_lacks_or_does_not_use_are_named_in_a_sentence(
+    chat_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors, one = load_file(chat_folder / "model.safetensors"), torch.ones(1)
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def load(**changed: Any) -> None:
+        changed = {each: tensor for each, tensor in (tensors | changed).items() if tensor is not None}
+        save_file(changed, chat_folder / "model.safetensors", metadata={"format": "pt"})
         load_model(chat_folder, device="cpu")
+
+    with pytest.raises(ModelError, match=f"no weights for {name}"):  # they are not filled at random
+        load(**{name: None})
+    with pytest.raises(ModelError, match=rf"{name} as \[1\], and its config.json makes it \[\d+, \d+\]"):
+        load(**{name: one})
+    with pytest.warns(UserWarning, match=r"holds 1 tensors that a \w+ does not use, as model.layers.0.lora.weight"):
+        load(**{"model.layers.0.lora.weight": one})
+    load(**{f"model.{head}.weight": one + 1 for head in ("layers.2.eh_proj", "layers.2.mlp.up_proj", "mtp_layers.0.a")})
+    assert not [record for record in caplog.records if "REPORT" in record.getMessage()]
 
 
 def test_code_that_comes_with_a_model_does_not_run_unless_asked_for(chat_folder: Path, tmp_path: Path) -> None:

@@ -167,13 +167,16 @@ def no_bars() -> Iterator[None]:
 @contextmanager
 def no_hints(of: str = "generation") -> Iterator[None]:
     """Silence hints that the caller cannot act on, by default on arguments of ``generate()``; errors are logged."""
+
+    def stays(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or "CONVERSION" in record.getMessage()  # to which an error refers
+
     logger = logging.getLogger(f"transformers.{of}")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.addFilter(stays)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(stays)
 
 
 # Settings of a GenerationConfig that are honoured, or do not change what is decoded from the same limits.
