@@ -65,6 +65,7 @@ def with_tables(text: str) -> str:
 REAL_RULES = ("cumulative-confidence", "stopping", "lookup-else-stopping", "two-source")
 RUN_NAMES = {
     "bf16": "torch, bfloat16",
+    "fp32": "torch, float32, AVX2 alone",
     "int8": "torch, LLM.int8",
     "int8-older": "torch, LLM.int8, on an older CPU",
     "nf4": "torch, nf4",
@@ -187,7 +188,7 @@ def shipped_table(rows: Sequence[Row]) -> Iterator[str]:
             yield f"| {RUN_NAMES[run]} | {over} | `{best['best_rival']}` | {speeds} |"
 
 
-LIVE = ("bf16", "int8", "nf4", "Q4_K_M", "bf16-h200", "int8-h200", "nf4-h200")
+LIVE = ("bf16", "fp32", "int8", "nf4", "Q4_K_M", "bf16-h200", "nf4-h200")
 
 
 def headline_table(_: Sequence[Row]) -> Iterator[str]:
@@ -205,19 +206,19 @@ def headline_table(_: Sequence[Row]) -> Iterator[str]:
         yield f"| {RUN_NAMES[run]} | {own['plain']['prompts']} | {plain} | {fixed} | {two} | {over} |"
 
 
-def limit_table(rows: Sequence[Row]) -> Iterator[str]:
+def limit_table(rows: Sequence[Row], model: str = "qwen2.5-coder-1.5b") -> Iterator[str]:
     """Plain decoding by setup: tokens a second, what four tokens cost, memory, and why a setup is left out."""
-    yield "| model | setup | tokens/s | four tokens over one | GiB |"
-    yield "|---|---|---:|---:|---:|"
-    for row in rows:
+    yield "| setup | tokens/s | four tokens over one | GiB |"
+    yield "|---|---:|---:|---:|"
+    for row in matching(rows, {"model": model}):
         if "setup" not in row or "turn" in row or row["setup"] == "memory":
             continue
         if "one_ms" not in row:
-            yield f"| {row['model']} | {row['setup']} | {row['reason']} | | |"
+            yield f"| {row['setup']} | {row['reason']} | | |"
             continue
         four = f"{row['four_ms'] / row['one_ms']:.2f}" if "four_ms" in row else ""
         memory = f"{row['resident_bytes'] / 2**30:.1f}"
-        yield f"| {row['model']} | {row['setup']} | {row['tokens_per_second']:.1f} | {four} | {memory} |"
+        yield f"| {row['setup']} | {row['tokens_per_second']:.1f} | {four} | {memory} |"
 
 
 def limit_ratios_table(rows: Sequence[Row]) -> Iterator[str]:
@@ -283,6 +284,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "lengths": ("real-speckv.json", lengths_table),
     "real headline": ("real-live-bf16.json", headline_table),
     "limit": ("limit.json", limit_table),
+    "limit 0.5B": ("limit.json", partial(limit_table, model="qwen2.5-coder-0.5b")),
     "limit ratios": ("limit.json", limit_ratios_table),
     "contest": ("live-limit.json", contest_table),
     "served": ("serving-llama-server.json", served_table),
@@ -296,6 +298,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "real live int8 H200": ("real-live-int8-h200.json", partial(real_live_table, run="int8-h200")),
     "real live nf4 H200": ("real-live-nf4-h200.json", partial(real_live_table, run="nf4-h200")),
     "real live nf4": ("real-live-nf4.json", partial(real_live_table, run="nf4")),
+    "real live fp32": ("real-live-fp32.json", partial(real_live_table, run="fp32")),
     "real live int8": ("real-live-int8.json", partial(real_live_table, run="int8")),
     "real live Q4_K_M": ("real-live-Q4_K_M.json", partial(real_live_table, run="Q4_K_M")),
     "real tasks": ("real-replayed.json", real_tasks_table),

@@ -48,7 +48,7 @@ RUNS = RESULTS / "real" / "runs"
 TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 GGUF = {"Q4_K_M": ".gguf", "Q4_K_M-older": ".gguf", "Q8_0": "-q8_0.gguf"}  # in llama.cpp; on an older CPU
 # Of runs that were recorded for their costs, on few prompts: the run whose outcomes stand for theirs.
-OUTCOMES = {**dict.fromkeys(GGUF, "bf16"), "bf16-h200": "bf16", "int8-older": "int8"}
+OUTCOMES = {**dict.fromkeys((*GGUF, "fp32"), "bf16"), "bf16-h200": "bf16", "int8-older": "int8"}
 # Outcomes recorded on one machine, paid at costs that were measured later and on another.
 COSTS = {"nf4-h200": ("nf4-h100", RUNS.parent / "costs-nf4-h200.json")}
 TASKS = ("code", "math", "chat", "summarization")
@@ -140,8 +140,8 @@ def record(args: argparse.Namespace, compression: str) -> None:
     """The target's answers, in batches; then what is drafted from every position of them, and what a step costs."""
     name = f"prompts-{args.per_task}.jsonl" if args.per_task else "prompts.jsonl"
     prompts = drawn_prompts(args.prompts, args.runs / name, args.per_task)
-    recorded: dict[str, Any] = {"limit": len(TASKS)}  # llama.cpp drafts from one position after the other
-    if compression not in GGUF:
+    recorded: dict[str, Any] = {"limit": len(TASKS)}  # of runs whose outcomes are another's
+    if compression not in OUTCOMES:
         answers = args.runs / f"{compression}.answers.jsonl"
         answer(args.models / TARGET, compression, prompts, answers)
         recorded = {"outputs": answers}

@@ -34,7 +34,7 @@ from draftgauge.serving.client import Completion, How, complete
 from draftgauge.serving.engines import PLAIN, engine_of, setting_length
 from draftgauge.serving.launching import started
 
-LENGTHS, AT_ONCE, CONTEXT = range(1, 7), (1, 4), 128  # the last of texts that costs are measured at
+AT_ONCE, CONTEXT = (1, 4), 128  # the last of texts that costs are measured at
 Rows = list[dict[str, Any]]
 
 
@@ -45,6 +45,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     for name, count in (("recorded", 6), ("swept", 4), ("longest-prompt", 112), ("max-new-tokens", 32)):
         parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6], help="beside plain decoding")
     parser.add_argument("--engine", default="llama-server")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="a file for each kind of request")
     parser.add_argument("--program", help="what starts a server, as draftgauge costs takes it")
@@ -53,12 +54,12 @@ def main() -> None:
     given = parser.parse_args()
     name, swept = f"serving-{given.engine}.json", chosen(given)
     rows = list(read_measurement(given.out / name).rows) if (given.out / name).is_file() else []
-    for drafter in (given.draft, "lookup"):
+    for drafter in dict.fromkeys((given.draft, "lookup")):
         names = {"target": Path(given.target).name, "drafter": Path(drafter).name}
         done = {(row["prompts"], row["at_once"]) for row in matching(rows, names)}
         cells = [(task, n) for task in swept for n in AT_ONCE if (task, n) not in done]
         named = {cell: advised(given, drafter, *cell) for cell in cells}
-        settings = sorted({PLAIN, *(f"fixed:{length}" for length in LENGTHS), *named.values()}) if cells else []
+        settings = sorted({PLAIN, *(f"fixed:{length}" for length in given.lengths), *named.values()}) if cells else []
         with ExitStack() as running:
             urls = {setting: running.enter_context(served(given, drafter, setting)) for setting in settings}
             for task, n in cells:
@@ -93,7 +94,7 @@ def advised(given: argparse.Namespace, drafter: str, task: str, at_once: int) ->
     name = Path(drafter).name
     run, priced = given.work / f"run-{name}", given.work / f"{given.engine}-{name}.json"
     pair: dict[str, Any] = {"target": given.target, "drafter": drafter}
-    sizes = {"gamma_max": max(LENGTHS), "max_new_tokens": given.max_new_tokens, "cost_seconds": 1.0}
+    sizes = {"gamma_max": max(given.lengths), "max_new_tokens": given.max_new_tokens, "cost_seconds": 1.0}
     profile(out=run, prompts=str(given.work / "prompts.jsonl"), tokenizer=given.tokenizer, **pair, **sizes)
     if not priced.is_file():
         measured = {"lengths": (1, 2, 4, 6), "batches": AT_ONCE, "contexts": (CONTEXT,), "program": given.program}

@@ -123,7 +123,7 @@ def test_a_weak_drafter_is_judged_with_a_rule_fitted_to_it(tmp_path: Path, monke
     assert speeds[FITTED] > 1.05 * max(speed for setting, speed in speeds.items() if setting != FITTED)
     replayed = succeeds("replay", str(run)).stdout
     assert best["verdict"] in replayed
-    assert f"the rule lookup reaches {speeds['lookup']:.2f}x." in best["verdict"]
+    assert f"The rule lookup, without a draft model, reaches {speeds['lookup']:.2f}x." in best["verdict"]
     assert "draftgauge fit RUN --policy two-source --split all --out two-source.json" in replayed
     succeeds("report", run)
     page = unescape((run / "report.html").read_text())

@@ -79,6 +79,8 @@ def live_row() -> Callable[..., dict[str, Any]]:
             "ratio_to_plain_low": 1.4,
             "ratio_to_plain_high": 1.6,
             "mismatches": 0,
+            "mismatched_prompts": 0,
+            "near_ties": 0,
         }
         return row | changes
 

@@ -161,7 +161,7 @@ def test_tokens_a_second_stand_beside_every_ratio_of_the_advice(html, runs):
 def test_live_figures_stand_beside_modelled_ones(page):
     row = next(row for row in page.rows if row[0] == "fixed:2" and "1.41 to 1.62" in row)
     assert row[2:4] == ["1.50×", "1.41 to 1.62"]
-    assert row[6:8] == ["160", "0"]
+    assert row[6:9] == ["160", "0", "0"]
     baseline = next(row for row in page.rows if row[0] == "transformers-assisted")
     assert (baseline[1], baseline[4:6]) == ("–", ["–", "–"])
     assert any(row[0] == "<b>mine</b>" for row in page.rows)

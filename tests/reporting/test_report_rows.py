@@ -74,7 +74,7 @@ def test_a_task_that_is_called_all_is_all_of_them(of_task_all):
 def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
     bench = [
         live_row("plain", tokens_per_second=150.0, ratio_to_plain=1.0),
-        live_row("fixed:gamma=2", tokens_per_second=310.0, ratio_to_plain=2.1, mismatches=3),
+        live_row("fixed:gamma=2", tokens_per_second=310.0, ratio_to_plain=2.1, mismatched_prompts=3, near_ties=2),
         live_row("no-draft"),
         live_row("fixed:4", task="code", ratio_to_plain=1.7, ratio_to_plain_low=None, ratio_to_plain_high=float("nan")),
         live_row("transformers-generate", tokens_per_step=None, ratio_to_plain=0.7),
@@ -86,7 +86,7 @@ def test_live_measurements_stand_beside_replayed_ones(runs, live_row):
     shown = {row["policy"]: row for row in policy_rows(run, ALL_TASKS, ())}
     fixed = shown["fixed:2"]
     assert [fixed[f"live_{key}"] for key in LIVE] == [2.1, 1.4, 1.6, 310.0]
-    assert fixed["mismatches"] == 3
+    assert (fixed["mismatched_prompts"], fixed["near_ties"]) == (3, 2)
     assert fixed["ratio_to_plain"] == run.fixed()[2]["ratio_to_plain"] != 2.1
     assert shown["plain"]["live_tokens_per_second"] == 150.0
     assert "ratio_to_plain" not in shown["transformers-generate"]

@@ -93,8 +93,7 @@ def compared(engine: str, wrong: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore:counters are not looked at")
 @pytest.mark.parametrize(
-    ("engine", "wrong"),
-    [("llama-server", ""), ("vllm", "greedy"), ("llama-server", "tie"), ("vllm", "sampled")],
+    ("engine", "wrong"), [("llama-server", ""), ("vllm", "greedy"), ("llama-server", "tie"), ("vllm", "sampled")]
 )
 def test_what_drafting_changes_is_named(engine: str, wrong: str) -> None:
     rows = compared(engine, wrong)
@@ -190,7 +189,9 @@ def left(folder: Path) -> list[str]:
 
 def test_costs_of_a_started_server_are_what_its_steps_take(asked: list[str], tmp_path: Path) -> None:
     shape = ["--lengths", "2", "--batches", "1,2", "--contexts", "64,4096", "--out", str(tmp_path / "costs.json")]
+    asked[-1] += f" --slow {tmp_path / 'was-slow'}"  # two of three agree
     said = succeeds("costs", "--start", *asked, *shape).stdout
+    assert (tmp_path / "was-slow").exists()
     assert "at 64 tokens of context" in said
     assert f"{TEXT:.3g} s a step and request" in said
     for batch, curve in read_costs(tmp_path / "costs.json", "llama-server").items():

@@ -90,6 +90,7 @@ class _Source:
     drawn: float | None = None
     first: str = ""
     command: str = ""  # that recorded the run
+    measure: str = ""  # how to measure the costs anew, where not by that
 
     @property
     def curve(self) -> CostCurve:
@@ -172,7 +173,8 @@ def _from_run(request: AdviseRequest, engine: Engine, run: Run) -> _Source:
     in_proposer = drafted_by != BY_ENGINE and format_ is None  # the only place for policies in vLLM
     policies = engine.policies and (engine.name != "vllm" or in_proposer)
     design = run.design(own, trace, request.judged.split)
-    return _Source(design, curves, deployment, own, policies, first=first, command=manifest.command)
+    measure = "" if measured is None else to_measure(engine, manifest, path)
+    return _Source(design, curves, deployment, own, policies, None, first, manifest.command, measure)
 
 
 def _before_costs(request: AdviseRequest, engine: Engine, run: Run, counts: SpeculationCounts | None) -> list[Row]:
@@ -240,7 +242,7 @@ def _rows(request: AdviseRequest, engine: Engine, source: _Source, counts: Specu
         settings = [setting for setting in settings if setting not in unknown]
     fits = TWO_SOURCE in settings and request.costs is None and not request.policies  # `fit` weighs a run's own
     fitted = fitted_here(source.own, design, source.curve) if fits else {}
-    judged, verdict = advise_settings(design, source.curve, settings, source.command, fitted)
+    judged, verdict = advise_settings(design, source.curve, settings, source.command, source.measure, fitted)
     lengths = {batch: advised_length(design, curve) for batch, curve in source.curves.items()}
     length = best_length(design, source.curves[min(lengths)])
     _export(request, acceptance_of(trace, length), length)

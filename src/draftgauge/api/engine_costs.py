@@ -26,7 +26,8 @@ def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[st
         Of cases one row each: ``case``, and the ``command`` that runs them all. Of costs one row a batch size and
         length: ``batch``, ``length``, ``context``, ``verify_seconds`` and ``draft_seconds``. What a further token of
         text costs is ``context_seconds`` and ``draft_context_seconds``, with ``context_error``. ``beyond_seconds`` is
-        what a served step takes beyond its forward pass. Of SGLang's table, ``step_seconds`` and ``table_error``.
+        what a served step takes beyond its forward pass, ``half_width`` half of what servers of a setting
+        differ by, as a share. Of SGLang's table, ``step_seconds`` and ``table_error``.
 
     Raises:
         DraftgaugeError: for results of another version, or of cases that do not match. Also for a server that does not
@@ -61,7 +62,8 @@ def costs(request: CostsRequest, *, progress: Progress = silent) -> list[dict[st
     made.validate()
     made.save(request.out)
     law = {name: getattr(made, name) for name in ("context", "context_seconds", "draft_context_seconds")}
-    law |= {"context_error": made.context_error, "beyond_seconds": made.plain[0] - measured.plain[0]}
+    law |= {"context_error": made.context_error, "half_width": made.half_width}
+    law |= {"beyond_seconds": made.plain[0] - measured.plain[0]}
     return [
         {"batch": batch, "length": length, "verify_seconds": verify[length], "draft_seconds": draft[length], **law}
         for batch, verify, draft in zip(made.batches, made.verify, made.draft, strict=True)

@@ -27,6 +27,8 @@ def costs(request: CostsRequest) -> list[dict[str, Any]]:
         law = f"A further token of text costs {first['context_seconds']:.3g} s a step and request"
         error = f"off by {first['context_error']:.1%} at most"
         say(f"{law}, {first['draft_context_seconds']:.3g} s a drafted token; {error}.")
+    if first["half_width"]:
+        say(f"Servers of one setting differ: a step is known to within {first['half_width']:.1%}.")
     if request.served is not None and request.dspark_table is None:
         share = f"{first['beyond_seconds']:.3g} s ({first['beyond_seconds'] / request.served:.0%})"
         say(f"A served step takes {share} beyond its forward pass, which is added to every step.")

@@ -96,7 +96,8 @@ POLICIES = {
     "modelled_ratio": "modelled",
     "tokens_per_step": "tokens/step",
     "tokens_per_second": "tokens/s",
-    "mismatches": "mismatches",
+    "mismatched_prompts": "outputs that differ",
+    "near_ties": "of these near-ties",
 }
 
 

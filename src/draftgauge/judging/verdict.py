@@ -31,6 +31,7 @@ class Verdict:
         prompts: how many this stands on; of a server's counters how many drafts, as ``unit`` says.
         doubt: why the costs are not to be trusted; empty if they are.
         command: that recorded the run, or decoded.
+        measure: how to measure the costs, in words; empty if by ``command``.
         text_only: whether the setting takes no token of the draft model.
         lookup: speed-up of looking tokens up alone (policy ``lookup``), where it was tried.
         fastest, top: the policy of the highest speed-up, and that one, where it is not the setting.
@@ -46,6 +47,7 @@ class Verdict:
     command: str = ""
     unit: str = "prompts"
     live: bool = False
+    measure: str = ""
     text_only: bool = False
     lookup: float | None = None
     fastest: str = ""
@@ -60,6 +62,9 @@ class Verdict:
         """Why this is not known yet, and the command that would settle it; empty if it is known."""
         typed = self.command.startswith("draftgauge ")  # else Python's
         if self.doubt:
+            if self.measure:
+                settled = f"To settle it, with nothing else on the machine, {self.measure}"
+                return f"the costs are not to be trusted, {self.doubt}. {settled}"
             again, enough = _with_longer_costs(self.command), ""
             if self.prompts < MIN_PROMPTS:  # else this would be said next
                 again, enough = _with_more(again, self.prompts, MIN_PROMPTS), f", on {MIN_PROMPTS} prompts,"
@@ -97,7 +102,7 @@ class Verdict:
             if self.text_only:
                 known += " All that it proposes is looked up in the text; the draft model is not used."
             if self.lookup is not None and self.setting != LOOKUP:
-                known += f" Without a draft model, the rule {LOOKUP} reaches {self.lookup:.2f}x."
+                known += f" The rule {LOOKUP}, without a draft model, reaches {self.lookup:.2f}x."
         elif self.drafting:
             reaches = "reaches" if round(self.speedup, 2) < 1 else "is level with not drafting, at"
             known = f"Do not draft: the fastest policy, {self.drafting}, {reaches} {figure}."
@@ -107,14 +112,14 @@ class Verdict:
 
 
 def verdict_of(
-    rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False, unit: str = "prompts"
+    rows: Sequence[Mapping[str, Any]], command: str = "", live: bool = False, unit: str = "prompts", measure: str = ""
 ) -> Verdict:
     """The verdict on the rows of one run over all its prompts.
 
     Args:
         rows: with ``policy``, ``ratio_to_plain`` with ``_low`` and ``_high``, ``recommended`` and ``prompts``, as
             :func:`~draftgauge.judging.evaluate.evaluate` makes them; ``cost_doubt`` where costs were modelled.
-        command, live, unit: as of :class:`Verdict`.
+        command, live, unit, measure: as of :class:`Verdict`.
     """
     chosen = next(row for row in rows if row["recommended"])
     others = [r for r in rows if r["policy"] not in NOT_DRAFTING and not r["policy"].startswith("hindsight")]
@@ -134,7 +139,8 @@ def verdict_of(
         chosen.get("cost_doubt") or "",
         command,
         unit,
-        live=live,
+        live,
+        measure,
         text_only=bool(chosen.get("appended_per_step")) and not chosen.get("drafted_per_step"),
         lookup=next((row["ratio_to_plain"] for row in rows if row["policy"] == LOOKUP), None),
         fastest=fastest["policy"] if fastest["ratio_to_plain"] > chosen["ratio_to_plain"] else "",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +21,12 @@ from draftgauge.serving.client import CLIENTS, How, complete, prompt_tokens
 from draftgauge.serving.counters import read_counts
 from draftgauge.serving.engines import ENGINES, GGUF, LANGUAGE_MODEL, LOOKUP, MTP, PLAIN, Deployment
 from draftgauge.serving.launching import DRAFT, started
-from draftgauge.traces.costs import fit_law
+from draftgauge.traces.costs import Floats, fit_law
 from draftgauge.traces.engine_costs import EngineCosts, costs_of_steps
 
 CONTEXTS = (256,)  # where none are asked for: processors read long prompts slowly
 STEPS, ROUNDS = 16, 3
+APART = 0.05  # two servers of a setting whose steps differ by more are followed by a third
 REPEATED = 48  # tokens of the text that is repeated where drafts are looked up, so that they find something
 WITHOUT_SOURCE = {"lookup": LOOKUP, LOOKUP: LOOKUP, MTP: MTP}
 
@@ -46,31 +49,39 @@ def deployment_to_start(engine: str, target: str | None, start: StartSpec) -> De
 def started_costs(request: CostsRequest, progress: Progress) -> EngineCosts:
     """Costs at every batch size and length: plain decoding, each length and the draft model in servers of their own.
 
-    They are given at the shortest context; from several follows what a further token of text costs.
+    All settings are served once, and then again in the opposite order, so that a busy minute is not taken for a cost.
+    Costs are given at the shortest context; from several follows what a further token of text costs.
     """
     served, engine = deployment_to_start(request.engine, request.target, request.start_with), ENGINES[request.engine]
     contexts, batches, lengths = sorted(request.contexts or CONTEXTS), sorted(request.batches), sorted(request.lengths)
     settings = {PLAIN: 0} | {f"{FIXED}{length}": length for length in lengths}
     settings |= {DRAFT: 0} if served.drafter == LANGUAGE_MODEL else {}
-    room, took = contexts[-1] + STEPS * (2 + lengths[-1]), dict[str, list[list[float]]]()
-    for done, (setting, length) in enumerate(settings.items()):
-        progress(f"costs of {engine.name}", done, len(settings))
+    room, visits = contexts[-1] + STEPS * (2 + lengths[-1]), 2 * len(settings)
+    took: dict[str, list[Floats]] = {setting: [] for setting in settings}  # [batches, contexts] of each server
+
+    def serve(setting: str) -> None:
+        length = settings[setting]
+        alone = np.median(took[PLAIN], axis=0) if length else np.zeros((len(batches), len(contexts)))
+        progress(f"costs of {engine.name}", min(sum(map(len, took.values())), visits), visits)
         with started(engine, setting, served, batches[-1], room, request.start_with.program, True) as url:
             text = prompt_tokens(engine.name, url, {"prompt": bundled_text()})
             text = text[:REPEATED] if served.drafter == LOOKUP else text
-            took[setting] = []
-            for row, batch in enumerate(batches):
-                alone = took[PLAIN][row] if length else [0.0] * len(contexts)
-                took[setting].append(
-                    [
-                        _step(engine.name, url, (text * math.ceil(context / len(text)))[:context], batch, length, plain)
-                        for context, plain in zip(contexts, alone, strict=True)
-                    ]
-                )
+            prompts = [(text * math.ceil(context / len(text)))[:context] for context in contexts]
+            seconds = [
+                [_step(engine.name, url, *each, batch, length) for each in zip(prompts, plain, strict=True)]
+                for batch, plain in zip(batches, alone.tolist(), strict=True)
+            ]
             if length:
                 check_length(engine.name, url, length)
-    progress(f"costs of {engine.name}", len(settings), len(settings))
-    steps = {setting: np.array(rows) for setting, rows in took.items()}  # [batches, contexts]
+        took[setting].append(np.array(seconds))
+
+    for setting in (*settings, *reversed(settings)):
+        serve(setting)
+    for setting in settings:
+        if half_range(took[setting]) > APART / 2:
+            serve(setting)
+    progress(f"costs of {engine.name}", visits, visits)
+    steps = {setting: np.median(seconds, axis=0) for setting, seconds in took.items()}
     parts = [
         costs_of_steps(
             engine.name,
@@ -87,6 +98,7 @@ def started_costs(request: CostsRequest, progress: Progress) -> EngineCosts:
         verify=tuple(part.verify[0] for part in parts),
         draft=tuple(part.draft[0] for part in parts),
         context=contexts[0],
+        half_width=max(map(half_range, took.values())),
         provenance=f"{parts[0].provenance}, started on this machine",
     )
     if len(contexts) == 1:
@@ -94,6 +106,12 @@ def started_costs(request: CostsRequest, progress: Progress) -> EngineCosts:
     texts, drafting = np.outer(batches, contexts), (steps[f"{FIXED}{lengths[-1]}"] - steps[PLAIN]) / lengths[-1]
     law, drafts = fit_law(texts, steps[PLAIN]), fit_law(texts, drafting)
     return replace(made, context_seconds=law.slope, draft_context_seconds=drafts.slope, context_error=law.error)
+
+
+def half_range(measured: Sequence[Floats]) -> float:
+    """Half of what the two nearest of several measurements of a step differ by, as a share; of the step known worst."""
+    pairs = [np.abs(a - b) / (a + b) for a, b in combinations(measured, 2)]
+    return float(np.min(pairs, axis=0).max())
 
 
 def check_length(engine: str, url: str, length: int) -> None:
@@ -106,7 +124,7 @@ def check_length(engine: str, url: str, length: int) -> None:
         )
 
 
-def _step(engine: str, url: str, prompt: list[int], batch: int, length: int, plain: float) -> float:
+def _step(engine: str, url: str, prompt: list[int], plain: float, batch: int, length: int) -> float:
     """Seconds of a step, the median over rounds.
 
     The requests of a round are alike and decode in step. The first of them waits for the prompts of the others, so the

@@ -61,7 +61,8 @@ POLICY_COLUMNS: Columns = {
     **named(decimals(3), "tokens_per_step"),
     "tokens_per_second": ("modelled tokens/s", speed),
     **named(speed, "live_tokens_per_second"),
-    **named(decimals(0), "mismatches"),
+    "mismatched_prompts": ("outputs that differ", decimals(0)),
+    "near_ties": ("of these near-ties", decimals(0)),
     "gain": ("over best fixed", signed),
     "gain_interval": ("95% interval", str),
 }

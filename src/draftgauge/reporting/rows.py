@@ -48,9 +48,9 @@ class JudgedRun:
     Attributes:
         trace: the prompts judged on; ``split`` says which.
         rows: by task and policy, as :func:`~draftgauge.judging.evaluate.evaluate` has them, with
-            ``live_tokens_per_second``, ``live_ratio_to_plain`` with ``_low`` and ``_high``, and ``mismatches`` of what
-            was measured. Ratios are to plain decoding, live ones to that measured beside it. Every fixed length up to
-            ``gamma_max`` is among them; 0 goes by the name "no-draft".
+            ``live_tokens_per_second``, ``live_ratio_to_plain`` with ``_low`` and ``_high``, ``mismatched_prompts`` and
+            ``near_ties`` of what was measured. Ratios are to plain decoding, live ones to that beside it. Every fixed
+            length up to ``gamma_max`` is among them; 0 goes by the name "no-draft".
         verdict: the recommendation, of what was measured live where that is known, else by replay; ``other`` is the
             other one, where there are two.
     """
@@ -173,7 +173,8 @@ def live_row(row: Mapping[str, Any]) -> Row:
         "live_ratio_to_plain": "ratio_to_plain",
         "live_ratio_to_plain_low": "ratio_to_plain_low",
         "live_ratio_to_plain_high": "ratio_to_plain_high",
-        "mismatches": "mismatches",
+        "mismatched_prompts": "mismatched_prompts",
+        "near_ties": "near_ties",
     }
     figures = {key: row.get(name) for key, name in names.items()}
     wrong = [names[key] for key, value in figures.items() if not isinstance(value, int | float | None)]

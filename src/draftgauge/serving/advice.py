@@ -37,6 +37,7 @@ def advise_settings(
     costs: CostCurve,
     settings: Sequence[str],
     command: str = "",
+    measure: str = "",
     fitted: Mapping[str, Replay] | None = None,
 ) -> tuple[list[dict[str, Any]], Verdict]:
     """Judge settings (``plain`` among them, ``fixed:4``, ``p-min:0.8,16`` or a policy) on a trace, with what a step
@@ -47,6 +48,7 @@ def advise_settings(
     design's training prompts where it has any.
 
     Args:
+        command, measure: see :class:`~draftgauge.judging.verdict.Verdict`.
         fitted: finished replays, by the name of the setting.
 
     Returns:
@@ -80,7 +82,7 @@ def advise_settings(
     rows = [row(setting, run) for setting, run in replays.items()]
     length = best_length(design, costs)
     recommend(rows, speeds, f"{FIXED}{length}" if length else PLAIN)
-    return rows, verdict_of(rows, command)
+    return rows, verdict_of(rows, command, measure=measure)
 
 
 def flags_of(

@@ -14,7 +14,7 @@ from draftgauge.core.artefacts import read_json
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
 from draftgauge.core.files import atomic_write_text
-from draftgauge.traces.costs import FAR, MAX_PLAIN_RATIO, BatchCosts, CostCurve, CostTable, are_seconds
+from draftgauge.traces.costs import FAR, MAX_PLAIN_RATIO, BatchCosts, CostCurve, CostTable, Measurement, are_seconds
 
 FORMAT = "draftgauge engine costs"
 BY_ENGINE, BY_DRAFTGAUGE = "engine", "draftgauge"
@@ -39,6 +39,7 @@ class EngineCosts:
         context: the length of the texts in tokens, 0 if not known.
         context_seconds, draft_context_seconds: what a further token of one request's text costs a step, and a pass of
             the drafter; 0 if not known. ``context_error`` is the largest deviation from such a law.
+        half_width: half of what servers of one setting differ by, as a share of a step; 0 if not known.
     """
 
     engine: str
@@ -51,6 +52,7 @@ class EngineCosts:
     context_seconds: float = 0.0
     draft_context_seconds: float = 0.0
     context_error: float = 0.0
+    half_width: float = 0.0
     provenance: str = ""
     format: str = FORMAT
     version: int = 1
@@ -69,6 +71,7 @@ class EngineCosts:
             compression="",  # an engine may serve any checkpoint
             device=self.engine,
             dtype="",
+            measured=Measurement(0.0, (), self.half_width) if self.half_width else None,
             batched=self.of_batches() if self.batches[0] == 1 else None,
         )
 
@@ -94,8 +97,8 @@ class EngineCosts:
             raise TraceError(f"format must be {FORMAT!r} and version 1, not {self.format!r} and {self.version}")
         if self.drafted_by not in (BY_ENGINE, BY_DRAFTGAUGE):
             raise TraceError(f"drafted_by must be {BY_ENGINE!r} or {BY_DRAFTGAUGE!r}, not {self.drafted_by!r}")
-        if not are_seconds([self.context_seconds, self.draft_context_seconds, self.context_error]):
-            raise TraceError("context_seconds, draft_context_seconds and context_error must be 0 or more")
+        if not are_seconds([self.context_seconds, self.draft_context_seconds, self.context_error, self.half_width]):
+            raise TraceError("context_seconds, draft_context_seconds, context_error and half_width must be 0 or more")
         if not 0 <= self.context < FAR:
             raise TraceError(f"context must be a length in tokens from 0 to {FAR}, not {self.context}")
         rising = all(later > earlier for earlier, later in pairwise(self.batches))
