@@ -86,42 +86,33 @@ def test_unknown_engine(chat_folder: Path) -> None:
         load_model(chat_folder, engine="fast")
 
 
-@pytest.mark.parametrize("source", [Path("no/such"), "/no/such/model", "./missing", "a/b/c", __file__])
+@pytest.mark.parametrize(
+    "source", [Path("no/such"), "/no/such/model", "./missing", "a/b/c", __file__, "nobody/nothing"]
+)
 @pytest.mark.parametrize("load", [load_model, load_tokenizer])
-def test_a_missing_folder(load, source: str | Path) -> None:
-    with pytest.raises(ModelError, match=r"no model folder.*: give (the|a) folder"):
+def test_what_is_no_folder_and_cannot_be_fetched(load, source: str | Path) -> None:
+    said = "cannot load nobody/nothing: " if source == "nobody/nothing" else "no model folder.*: give (the|a) folder"
+    with pytest.raises(ModelError, match=said):
         load(source)
 
 
-@pytest.mark.parametrize("load", [load_model, load_tokenizer])
-def test_a_model_id_that_cannot_be_fetched(load) -> None:
-    with pytest.raises(ModelError, match="cannot load nobody/nothing: "):
-        load("nobody/nothing")
-
-
-def test_weights_that_are_not_safetensors_are_not_read(chat_folder: Path) -> None:
-    torch.save(load_file(chat_folder / "model.safetensors"), chat_folder / "pytorch_model.bin")
-    (chat_folder / "model.safetensors").unlink()
+def test_weights_that_are_truncated_or_not_safetensors_are_not_read(chat_folder: Path) -> None:
+    weights = chat_folder / "model.safetensors"
+    torch.save(load_file(weights), chat_folder / "pytorch_model.bin")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot load"):
+        load_model(chat_folder, device="cpu")
+    weights.unlink()
     with pytest.raises(ModelError, match="only safetensors weights are read"):
         load_model(chat_folder, device="cpu")
 
 
-def test_truncated_weights(chat_folder: Path) -> None:
-    weights = chat_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="cannot load"):
-        load_model(chat_folder, device="cpu")
-
-
-def test_tensors_that_a_model_lacks_or_does_not_use_are_named_in_a_sentence(
-    chat_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tensors, one = load_file(chat_folder / "model.safetensors"), torch.ones(1)
-    name = "model.layers.1.mlp.up_proj.weight"
+def test_tensors_that_a_model_lacks_or_does_not_use_are_named(chat_folder: Path, caplog: Any) -> None:
+    weights, name, one = chat_folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight", torch.ones(1)
+    tensors = load_file(weights)
 
     def load(**changed: Any) -> None:
-        changed = {each: tensor for each, tensor in (tensors | changed).items() if tensor is not None}
-        save_file(changed, chat_folder / "model.safetensors", metadata={"format": "pt"})
+        save_file({n: t for n, t in (tensors | changed).items() if t is not None}, weights, {"format": "pt"})
         load_model(chat_folder, device="cpu")
 
     with pytest.raises(ModelError, match=f"no weights for {name}"):  # they are not filled at random

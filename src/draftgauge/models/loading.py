@@ -168,26 +168,18 @@ def _loaded(
 
 
 def _check_tensors(report: Mapping[str, Any], kind: str, source: str | Path) -> None:
-    """Refuse a checkpoint that lacks tensors or has them in other shapes; name those that are left over.
-
-    MTP heads in its files are no fault: they are drafters of their own.
-    """
+    """Refuse a checkpoint that lacks tensors or has them in other shapes; name those left over, but for MTP heads."""
     extra = sorted(report["unexpected_keys"])
     if report["missing_keys"]:
         drafter = "; it looks like an EAGLE or DFlash drafter, which is given as --drafter" * ("fc.weight" in extra)
         names = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelError(f"{source} holds no weights for {names}: it is not the checkpoint of a {kind}{drafter}")
     for name, stored, wanted in sorted(report["mismatched_keys"]):
-        raise ModelError(
-            f"{source} holds {name} as {list(stored)}, and its config.json makes it {list(wanted)}: copy both from one "
-            "checkpoint"
-        )
+        shapes = f"as {list(stored)}, and its config.json makes it {list(wanted)}"
+        raise ModelError(f"{source} holds {name} {shapes}: copy both from one checkpoint")
     heads = tuple({found[0] for found in map(OF_MTP.match, extra) if found})
     if extra := [name for name in extra if not name.startswith(heads)]:
-        warn(
-            f"{source} holds {len(extra)} tensors that a {kind} does not use, as {', '.join(extra[:3])}: where it was "
-            "trained with them, its answers are others"
-        )
+        warn(f"{source} holds {len(extra)} tensors that a {kind} does not use, as {', '.join(extra[:3])}")
 
 
 def _only_dtype(path: str | Path) -> torch.dtype | None:

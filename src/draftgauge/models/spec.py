@@ -167,16 +167,13 @@ def no_bars() -> Iterator[None]:
 @contextmanager
 def no_hints(of: str = "generation") -> Iterator[None]:
     """Silence hints that the caller cannot act on, by default on arguments of ``generate()``; errors are logged."""
-
-    def stays(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR or "CONVERSION" in record.getMessage()  # to which an error refers
-
     logger = logging.getLogger(f"transformers.{of}")
-    logger.addFilter(stays)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.removeFilter(stays)
+        logger.setLevel(level)
 
 
 # Settings of a GenerationConfig that are honoured, or do not change what is decoded from the same limits.
