@@ -86,39 +86,43 @@ def test_unknown_engine(chat_folder: Path) -> None:
         load_model(chat_folder, engine="fast")
 
 
-@pytest.mark.parametrize("source", [Path("no/such"), "/no/such/model", "./missing", "a/b/c", __file__])
+@pytest.mark.parametrize(
+    "source", [Path("no/such"), "/no/such/model", "./missing", "a/b/c", __file__, "nobody/nothing"]
+)
 @pytest.mark.parametrize("load", [load_model, load_tokenizer])
-def test_a_missing_folder(load, source: str | Path) -> None:
-    with pytest.raises(ModelError, match=r"no model folder.*: give (the|a) folder"):
+def test_what_is_no_folder_and_cannot_be_fetched(load, source: str | Path) -> None:
+    said = "cannot load nobody/nothing: " if source == "nobody/nothing" else "no model folder.*: give (the|a) folder"
+    with pytest.raises(ModelError, match=said):
         load(source)
 
 
-@pytest.mark.parametrize("load", [load_model, load_tokenizer])
-def test_a_model_id_that_cannot_be_fetched(load) -> None:
-    with pytest.raises(ModelError, match="cannot load nobody/nothing: "):
-        load("nobody/nothing")
-
-
-def test_weights_that_are_not_safetensors_are_not_read(chat_folder: Path) -> None:
-    torch.save(load_file(chat_folder / "model.safetensors"), chat_folder / "pytorch_model.bin")
-    (chat_folder / "model.safetensors").unlink()
+def test_weights_that_are_truncated_or_not_safetensors_are_not_read(chat_folder: Path) -> None:
+    weights = chat_folder / "model.safetensors"
+    torch.save(load_file(weights), chat_folder / "pytorch_model.bin")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot load"):
+        load_model(chat_folder, device="cpu")
+    weights.unlink()
     with pytest.raises(ModelError, match="only safetensors weights are read"):
         load_model(chat_folder, device="cpu")
 
 
-def test_truncated_weights(chat_folder: Path) -> None:
-    weights = chat_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="cannot load"):
+def test_tensors_that_a_model_lacks_or_does_not_use_are_named(chat_folder: Path, caplog: Any) -> None:
+    weights, name, one = chat_folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight", torch.ones(1)
+    tensors = load_file(weights)
+
+    def load(**changed: Any) -> None:
+        save_file({n: t for n, t in (tensors | changed).items() if t is not None}, weights, {"format": "pt"})
         load_model(chat_folder, device="cpu")
 
-
-def test_weights_that_lack_a_tensor_are_not_filled_at_random(chat_folder: Path) -> None:
-    tensors = load_file(chat_folder / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, chat_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_model(chat_folder, device="cpu")
+    with pytest.raises(ModelError, match=f"no weights for {name}"):  # they are not filled at random
+        load(**{name: None})
+    with pytest.raises(ModelError, match=rf"{name} as \[1\], and its config.json makes it \[\d+, \d+\]"):
+        load(**{name: one})
+    with pytest.warns(UserWarning, match=r"holds 1 tensors that a \w+ does not use, as model.layers.0.lora.weight"):
+        load(**{"model.layers.0.lora.weight": one})
+    load(**{f"model.{head}.weight": one + 1 for head in ("layers.2.eh_proj", "layers.2.mlp.up_proj", "mtp_layers.0.a")})
+    assert not [record for record in caplog.records if "REPORT" in record.getMessage()]
 
 
 def test_code_that_comes_with_a_model_does_not_run_unless_asked_for(chat_folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -72,6 +73,8 @@ def resolve_draft(source: str) -> str:
 
 WORDS = (REFERENCE, "lookup")  # where the name of a model may stand
 INDEX = "model.safetensors.index.json"
+# How the names of MTP tensors begin, of any family.
+OF_MTP = re.compile(r"(.*\.)?(mtp(_\w+)?\.|(?=(enorm|hnorm|eh_proj|e_proj|h_proj|shared_head)\.))")
 _MODEL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")  # a model's or tokenizer's folder has one
 _POINTER = b"version https://git-lfs"
 _OBJECTS = "text_config transformer_layer_config dflash_config eagle_config rope_parameters rope_scaling verifier"

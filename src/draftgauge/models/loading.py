@@ -39,8 +39,8 @@ from draftgauge.models.engines.openvino import OPENVINO_ENGINES, OpenvinoModel
 from draftgauge.models.engines.packing import convert
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
-from draftgauge.models.folder import check_index, check_types, explained, is_gguf, is_openvino, model_folder
-from draftgauge.models.spec import no_bars, read_configuration
+from draftgauge.models.folder import OF_MTP, check_index, check_types, explained, is_gguf, is_openvino, model_folder
+from draftgauge.models.spec import no_bars, no_hints, read_configuration
 from draftgauge.models.weight_only import quantise
 
 OWN_ENGINES = ("lean", "static", "modules")
@@ -135,6 +135,7 @@ def _loaded(
         nullcontext() if sys.stderr.isatty() else no_bars(),
         clear_memory_errors(f"{source} at compression {label}", chosen),
         explained(source),
+        no_hints("modeling_utils"),
     ):
         if quantisation is not None or label in WEIGHT_ONLY:
             check_quantises(config, label, chosen, trust_remote_code)
@@ -152,14 +153,9 @@ def _loaded(
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
-        if report["missing_keys"]:
-            names = ", ".join(sorted(report["missing_keys"])[:3])
-            of_hidden = "fc.weight" in report["unexpected_keys"]
-            drafter = "; it looks like an EAGLE or DFlash drafter, which is given as --drafter" * of_hidden
-            raise ModelError(
-                f"{source} holds no weights for {names}: it is not the checkpoint of a {type(model).__name__}{drafter}"
-            )
+        _check_tensors(report, type(model).__name__, source)
         if method is not None:
             _check_stayed_quantised(model, method, source)
         model = model if stays or device_map else model.to(chosen)
@@ -169,6 +165,21 @@ def _loaded(
         return model, None
     model.config.dtype = dtype
     return model, dtype
+
+
+def _check_tensors(report: Mapping[str, Any], kind: str, source: str | Path) -> None:
+    """Refuse a checkpoint that lacks tensors or has them in other shapes; name those left over, but for MTP heads."""
+    extra = sorted(report["unexpected_keys"])
+    if report["missing_keys"]:
+        drafter = "; it looks like an EAGLE or DFlash drafter, which is given as --drafter" * ("fc.weight" in extra)
+        names = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ModelError(f"{source} holds no weights for {names}: it is not the checkpoint of a {kind}{drafter}")
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        shapes = f"as {list(stored)}, and its config.json makes it {list(wanted)}"
+        raise ModelError(f"{source} holds {name} {shapes}: copy both from one checkpoint")
+    heads = tuple({found[0] for found in map(OF_MTP.match, extra) if found})
+    if extra := [name for name in extra if not name.startswith(heads)]:
+        warn(f"{source} holds {len(extra)} tensors that a {kind} does not use, as {', '.join(extra[:3])}")
 
 
 def _only_dtype(path: str | Path) -> torch.dtype | None:

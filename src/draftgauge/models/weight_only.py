@@ -30,10 +30,10 @@ BLOCK = 64  # outputs that the int4 kernel packs together, at most
 INPUTS, ZERO = 127, 128  # of int8-dynamic: the largest rounded input, and what 0 is as an unsigned byte
 AT_ONCE = 1 << 21  # weights that are quantised together: bounds the memory of what is between
 
-KERNELS = {
-    INT4: ("ops.aten._convert_weight_to_int4pack_for_cpu", "ops.aten._weight_int4pack_mm_for_cpu"),
-    INT8_WEIGHT: ("ops.aten._weight_int8pack_mm",),
-    INT8_DYNAMIC: ("ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32",),
+KERNELS = {  # names under torch.ops
+    INT4: ("aten._convert_weight_to_int4pack_for_cpu", "aten._weight_int4pack_mm_for_cpu"),
+    INT8_WEIGHT: ("aten._weight_int8pack_mm",),
+    INT8_DYNAMIC: ("quantized.linear_prepack", "quantized.linear_with_input_q_dq_qweight_dq_output_fp32"),
 }
 
 
@@ -115,7 +115,7 @@ def quantise(model: nn.Module, compression: str) -> None:
     Linears whose widths the kernel does not take stay as they are. Without the kernel the model's own dtype holds and
     multiplies the quantised weights: outputs are those of the compression, the speed is not.
     """
-    lacking = [name for name in KERNELS[compression] if private(name) is None]
+    lacking = [name for name in map("ops.{}".format, KERNELS[compression]) if private(name) is None]
     if compression == INT8_DYNAMIC and "fbgemm" not in torch.backends.quantized.supported_engines:
         lacking.append("backends.quantized of fbgemm")
     left = total = 0

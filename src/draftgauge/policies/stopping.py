@@ -79,7 +79,10 @@ class Prices:
             tokens, back = ahead(drafted)
             prices = self.rate * (draft[drafted + 1 :] - draft[drafted])
             self._ahead.append(list(zip((tokens - self.rate * back).tolist(), prices.tolist(), strict=True)))
-        self.thresholds = [min(_break_even(*each) for each in ahead) for ahead in self._ahead]
+        self.thresholds = [  # the chance at which tokens are worth their price
+            min(price / gained if gained > 0 else math.copysign(math.inf, price) for gained, price in ahead)
+            for ahead in self._ahead
+        ]
 
     def worth_of_drafting(self, drafted: int, accepted: float) -> float:
         """Tokens gained less their price, by drafting on after ``drafted`` tokens for as long as is best.
@@ -89,11 +92,6 @@ class Prices:
             accepted: chance that all of them are accepted.
         """
         return max(accepted * gained - price for gained, price in self._ahead[drafted])
-
-
-def _break_even(gained: float, price: float) -> float:
-    """The chance at which tokens are worth their price."""
-    return price / gained if gained > 0 else math.copysign(math.inf, price)
 
 
 STOPPING = "stopping"

@@ -98,11 +98,7 @@ class CheckpointDrafter(ReuseDrafter):
         return self._absorbing(self._cache.extend(len(tokens)), tokens, hidden)
 
     def _passes(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        return partial(_absorb_last, self.net, self._cache), partial(self.net.run, self._cache)
-
-
-def _absorb_last(net: DrafterNet, cache: AnchorCache, *given: Any) -> Tensor:
-    return net.absorb(cache, *given)[-1:]
+        return lambda *given: self.net.absorb(self._cache, *given)[-1:], partial(self.net.run, self._cache)
 
 
 @register_drafter

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.building import PLAIN
 from draftgauge.drafters.mtp.families import MtpFamily
-from draftgauge.drafters.mtp.files import MARK, Stored, announced, headers, heads_of, known_family, read, some
+from draftgauge.drafters.mtp.files import Stored, announced, headers, heads_of, known_family, read, some
 from draftgauge.drafters.mtp.head import Head, head_class, head_config, take_norm
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
 from draftgauge.models.base import CachedModel, decoder_layers, final_norm
-from draftgauge.models.folder import explained
+from draftgauge.models.folder import OF_MTP, explained
 from draftgauge.models.spec import no_bars, no_hints
 
 
@@ -43,7 +43,7 @@ def stored_heads(source: str | Path, text: Any, layers: int) -> tuple[str, MtpFa
     if not stored:
         parts = some(family.named(0, layers).values())
         said = f"its configuration announces {wanted}, so a conversion dropped them; " if wanted else ""
-        other = some(key for key in found if MARK.search(key))
+        other = some(key for key in found if OF_MTP.match(key))
         raise ModelError(
             f"{source} holds no MTP head ({said}wanted are {parts}{f', found {other}' if other else ''}): take the "
             "original checkpoint, or draft with something else"

@@ -11,8 +11,9 @@ from transformers import PreTrainedConfig
 
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.mtp.families import MtpFamily
-from draftgauge.drafters.mtp.files import MARK, Stored, announced, headers, heads_of, known_family, read, some
+from draftgauge.drafters.mtp.files import Stored, announced, headers, heads_of, known_family, read, some
 from draftgauge.models.base import layer_count
+from draftgauge.models.folder import OF_MTP
 
 PLAIN_DTYPES = ("F16", "BF16", "F32", "F64")
 SHIFTED = 0.5  # norms of a head and of the target's layers lie closer than that, where one has not 1 added
@@ -37,7 +38,7 @@ def head_faults(source: str | Path, text: PreTrainedConfig, target: str | Path) 
     except ModelError as error:
         return HeadFaults(str(error))
     heads, wanted = heads_of(family, found, layers), max(1, announced(text))
-    scales = sorted(name for name in found if MARK.search(name) and _QUANTISED.search(name))
+    scales = sorted(name for name in found if OF_MTP.match(name) and _QUANTISED.search(name))
     names = [name for number in range(len(heads)) for name in family.named(number, layers).values()]
     lacking = [f"{name}.weight" for name in names if f"{name}.weight" not in _all(heads)]
     lacking = [name for name in lacking if not any(scale.startswith(name.removesuffix("weight")) for scale in scales)]

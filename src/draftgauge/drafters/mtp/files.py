@@ -15,11 +15,9 @@ from torch import Tensor
 from draftgauge.core.errors import ModelError
 from draftgauge.drafters.formats.files import weight_files
 from draftgauge.drafters.mtp.families import COUNTS, OUTER, UNUSED, MtpFamily, family_of
-from draftgauge.models.folder import INDEX, read_mapping
+from draftgauge.models.folder import INDEX, OF_MTP, read_mapping
 
 SHOWN = 4  # names that a message lists
-# What the names of MTP tensors hold, of any family.
-MARK = re.compile(r"(^|\.)(mtp(_\w+)?\.|(enorm|hnorm|eh_proj|e_proj|h_proj|shared_head)\.)")
 _MAIN = re.compile(r"^layers\.0\.|^embed_tokens\.|^embeddings\.")  # tensors of a whole model
 
 
@@ -77,7 +75,7 @@ def is_extracted(source: str | Path) -> bool:
     index = folder / INDEX
     names = read_mapping(index).get("weight_map", {}) if index.is_file() else headers(folder)
     found = [plain(name) for name in names]
-    return any(MARK.search(name) for name in found) and not any(_MAIN.search(name) for name in found)
+    return any(OF_MTP.match(name) for name in found) and not any(_MAIN.search(name) for name in found)
 
 
 def announced(config: Any) -> int:
@@ -89,7 +87,7 @@ def announced(config: Any) -> int:
 def known_family(target_type: str, found: Mapping[str, Stored], source: str | Path) -> tuple[str, MtpFamily]:
     known = family_of(target_type)
     if known is None:
-        there = some(name for name in found if MARK.search(name))
+        there = some(name for name in found if OF_MTP.match(name))
         raise ModelError(
             f"MTP heads of {target_type} targets are not run here: {source} holds {there or 'no MTP tensors'}, and "
             f"wanted are those of a known family, as mtp.fc or layers.N.eh_proj"

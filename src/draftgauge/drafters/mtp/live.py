@@ -12,14 +12,14 @@ from draftgauge.core.files import file_sha256
 from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
 from draftgauge.drafters.formats.live import CheckpointDrafter
 from draftgauge.drafters.mtp.building import build_mtp, stored_heads
-from draftgauge.drafters.mtp.files import MARK, headers, is_extracted
+from draftgauge.drafters.mtp.files import headers, is_extracted
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
 from draftgauge.drafters.reuse.live import ReuseDrafter, new_drafter
 from draftgauge.drafters.reuse.net import ReuseNet
 from draftgauge.drafters.reuse.own_layer import OwnLayerNet
 from draftgauge.drafters.reuse.persistence import is_mtp_head, load_drafter, read_description
 from draftgauge.models.base import CachedModel, layer_count
-from draftgauge.models.folder import is_gguf, resolve_source
+from draftgauge.models.folder import OF_MTP, is_gguf, resolve_source
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, Taps
 
@@ -92,5 +92,5 @@ class MtpSource(DraftSource):
 
     def fingerprint(self) -> str:
         """Of the files that hold the tensors."""
-        paths = sorted({stored.path for name, stored in headers(self.source).items() if MARK.search(name)})
+        paths = sorted({stored.path for name, stored in headers(self.source).items() if OF_MTP.match(name)})
         return hashlib.sha256(" ".join(file_sha256(path) for path in paths).encode()).hexdigest()

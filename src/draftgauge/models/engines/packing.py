@@ -103,7 +103,7 @@ def packing_of(model: nn.Module, owned: bool, dtype: torch.dtype | None = None) 
         return Packing(Layout(packed=False))
     timed = [weight.to(dtype or weight.dtype) for weight in _some(weights)]
     can = packs(model) if not owned else _packable(weights[0].to(dtype or weights[0].dtype))
-    if not timed or sum(map(_bytes, weights)) < TIMED_FROM:
+    if not timed or sum(weight.nbytes for weight in weights) < TIMED_FROM:
         return Packing(Layout(can), owned, kept, dtype)
     key = (can, timed[0].dtype, torch.get_num_threads(), *(tuple(each.shape) for each in timed))
     if key not in _CHOSEN:
@@ -115,11 +115,7 @@ def packing_of(model: nn.Module, owned: bool, dtype: torch.dtype | None = None) 
 def packs(model: nn.Module) -> bool:
     """Whether a model of the caller's may be held twice: a small one, on a CPU whose oneDNN multiplies in its dtype."""
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-    return sum(map(_bytes, weights)) <= COPY_LIMIT and _packable(weights[0])
-
-
-def _bytes(weight: Tensor) -> int:
-    return weight.nbytes
+    return sum(weight.nbytes for weight in weights) <= COPY_LIMIT and _packable(weights[0])
 
 
 def _packable(weight: Tensor) -> bool:
@@ -141,9 +137,9 @@ def _some(weights: Sequence[Tensor]) -> list[Tensor]:
     chosen: list[Tensor] = []
     worth = [weight for weight in weights if weight.numel() >= PACK_FROM]
     for weight in worth:
-        if sum(map(_bytes, chosen)) + weight.nbytes <= TIMED:
+        if sum(each.nbytes for each in chosen) + weight.nbytes <= TIMED:
             chosen.append(weight)
-    return chosen or sorted(worth, key=_bytes)[:1]
+    return chosen or sorted(worth, key=lambda weight: weight.nbytes)[:1]
 
 
 def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
