@@ -8,19 +8,18 @@ import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import torch
 
 
-def fork(said: Path, act: Callable[..., Any], *arguments: Any) -> BaseProcess:
+def fork(said: Path, act: Callable[..., int | None], *arguments: object) -> BaseProcess:
     """A process that does this with the arguments, and writes into a file what it says."""
     process = multiprocessing.get_context("fork").Process(target=_run, args=(said, act, arguments), name=str(said))
     process.start()
     return process
 
 
-def _run(said: Path, act: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(said: Path, act: Callable[..., int | None], arguments: tuple[object, ...]) -> None:
     torch.set_num_threads(1)  # threads of the process that forked are not here
     descriptor = os.open(said, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     for stream, number in (("stdout", 1), ("stderr", 2)):

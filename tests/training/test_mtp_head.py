@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from command_line import rows_of
 from draftgauge.api import train
 from draftgauge.api.bench import bench
 from draftgauge.api.diagnose import diagnose
@@ -199,14 +200,13 @@ def test_what_a_head_has_no_place_for_is_refused(tmp_path: Path, change: dict[st
 STEPS, KILLED, CODE = 6, 3, 9
 SHOWN = ("target", "reuse", "prompts", "new_tokens", "depths", "length", "steps", "batch", "checkpoint_every", "cache")
 SHOWN += ("log_every", "device")
-OTHER = ("precision", "threads", "attention_start", "optimizer")
 
 
 def trained_by(rank: str, request: TrainingSpec, folder: Path, ports: list[str], killed: TrainingSpec) -> None:
     """One of two processes as torchrun starts them: the command line, and then a training until both are killed."""
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[0]}
-    other = {name: getattr(request, name) for name in OTHER}  # what the command line has no options for
+    other = {name: getattr(request, name) for name in ("precision", "threads", "attention_start", "optimizer")}
     train.train_drafter = lambda request, *rest, **named: train_drafter(replace(request, **other), *rest, **named)
     sys.argv = ["draftgauge", "train", "--out", str(folder), "--json", str(folder.parent / "rows.json")]
     for name in SHOWN:
@@ -256,8 +256,7 @@ def shared(base: TrainingSpec, accumulated: Path, tmp_path_factory: pytest.TempP
     said = "".join(ended(process) for process in both)
     assert max(process.exitcode or 0 for process in both) == CODE, said
     assert said.count("Trained") == 1  # one process speaks
-    (row,) = json.loads((folder.parent / "rows.json").read_text())["rows"]
-    assert row["steps"] == STEPS
+    assert [row["steps"] for row in rows_of(folder.parent / "rows.json")] == [STEPS]
     assert train_drafter(request, folder).steps == STEPS  # finished: nothing is done
     return folder
 
