@@ -288,6 +288,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[str]]]] = {
     "limit ratios": ("limit.json", limit_ratios_table),
     "contest": ("live-limit.json", contest_table),
     "served": ("serving-llama-server.json", served_table),
+    "served vLLM": ("serving-vllm.json", served_table),
     "batches": ("batch.json", batches_table),
     "real pair": ("real-replayed.json", real_table),
     "real held out": ("real-replayed.json", real_held_out_table),

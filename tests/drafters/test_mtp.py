@@ -223,7 +223,7 @@ def test_no_more_is_recorded_than_heads_draft(tmp_path: Path) -> None:
     save_with_heads(tmp_path, "deepseek_v3", 3, vocab_size=96)
     tiny_tokenizer().save_pretrained(tmp_path)
     asked = {"target": str(tmp_path), "drafter": "mtp", "prompts": ["t1 t2 t3", "t4 t5"], "cost_seconds": 0.1}
-    with pytest.warns(UserWarning, match="mtp drafts 3 tokens at most: --gamma-max is 3 here, not 8"):
+    with pytest.warns(UserWarning, match="mtp drafts at most 3 a step: --gamma-max is 3 here, not 8"):
         profile(**asked, gamma_max=8, max_new_tokens=6, out=tmp_path / "run")
     assert Run(tmp_path / "run").trace.gamma_max == 3
     with pytest.raises(DraftgaugeError, match="policy fixed:8: gamma must be 0 to 3"):

@@ -102,7 +102,7 @@ def record_runs(
     pair = pair or load_pair(request.pair.at(names[0]))
     _check_later_compressions(pair, request)
     if (longest := pair.longest(asked := request.drafts.gamma_max)) < asked:
-        warn(f"{pair.draft_source.name} drafts {longest} tokens at most: --gamma-max is {longest} here, not {asked}")
+        warn(f"{pair.draft_source.name} drafts at most {longest} a step: --gamma-max is {longest} here, not {asked}")
         request = replace(request, drafts=replace(request.drafts, gamma_max=longest))
     if request.prompts.chat is None:  # the manifest says what was done
         request = replace(request, prompts=replace(request.prompts, chat=pair.tokenizer.chat_template is not None))

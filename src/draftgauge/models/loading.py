@@ -179,7 +179,7 @@ def _check_tensors(report: Mapping[str, Any], kind: str, source: str | Path) -> 
         raise ModelError(f"{source} holds {name} {shapes}: copy both from one checkpoint")
     heads = tuple({found[0] for found in map(OF_MTP.match, extra) if found})
     if extra := [name for name in extra if not name.startswith(heads)]:
-        warn(f"{source} holds {len(extra)} tensors that a {kind} does not use, as {', '.join(extra[:3])}")
+        warn(f"a {kind} does not use {len(extra)} of the tensors of {source}, as {', '.join(extra[:3])}")
 
 
 def _only_dtype(path: str | Path) -> torch.dtype | None:
