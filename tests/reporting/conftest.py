@@ -78,9 +78,7 @@ def live_row() -> Callable[..., dict[str, Any]]:
             "ratio_to_plain": 1.5,
             "ratio_to_plain_low": 1.4,
             "ratio_to_plain_high": 1.6,
-            "mismatches": 0,
-            "mismatched_prompts": 0,
-            "near_ties": 0,
+            **dict.fromkeys(("mismatches", "mismatched_prompts", "near_ties"), 0),
         }
         return row | changes
 

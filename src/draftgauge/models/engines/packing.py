@@ -155,13 +155,13 @@ def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
         margin = MARGIN if layout.packed == best.packed else UNPACKED_MARGIN
         if sum(times) < margin * sum(found[best]):
             best = layout
-    if not can and weights and weights[0].dtype != torch.float32:
+    able, dtype = _cpu_multiplies(weights[0]), str(weights[0].dtype).removeprefix("torch.")
+    if not _packable(weights[0]) and (able or weights[0].dtype != torch.float32):
         one, several = found[best]
-        dtype = str(weights[0].dtype).removeprefix("torch.")
-        warn(
-            f"oneDNN does not multiply {dtype} on this processor, so weights are not packed: verifying {VERIFIED} "
-            f"tokens takes {several / one:.1f} times one; fp32 packs them, int4 and int8-weight need no oneDNN"
-        )
+        lacks = "this PyTorch lacks what packs weights" if able else f"oneDNN multiplies no {dtype} on this processor"
+        instead = "" if able else "; fp32 packs them, int4 and int8-weight need no oneDNN"
+        costs = f"verifying {VERIFIED} tokens takes {several / one:.1f} times one"
+        warn(f"{lacks}, so weights are not packed: {costs}{instead}")
     return best
 
 
