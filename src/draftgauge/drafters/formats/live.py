@@ -98,7 +98,8 @@ class CheckpointDrafter(ReuseDrafter):
         return self._absorbing(self._cache.extend(len(tokens)), tokens, hidden)
 
     def _passes(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        return lambda *given: self.net.absorb(self._cache, *given)[-1:], partial(self.net.run, self._cache)
+        net, cache = self.net, self._cache  # the drafter itself would never be freed
+        return lambda *given: net.absorb(cache, *given)[-1:], partial(net.run, cache)
 
 
 @register_drafter

@@ -160,8 +160,7 @@ def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
         one, several = found[best]
         lacks = "this PyTorch lacks what packs weights" if able else f"oneDNN multiplies no {dtype} on this processor"
         instead = "" if able else "; fp32 packs them, int4 and int8-weight need no oneDNN"
-        costs = f"verifying {VERIFIED} tokens takes {several / one:.1f} times one"
-        warn(f"{lacks}, so weights are not packed: {costs}{instead}")
+        warn(f"{lacks}, so weights are not packed: {VERIFIED} tokens take {several / one:.1f} times one{instead}")
     return best
 
 
