@@ -154,8 +154,8 @@ def _task_speed(fixed: Sequence[Row]) -> str:
 
 def _speeds(run: JudgedRun) -> tuple[str, str] | None:
     """Tokens a second, modelled, with the setting advised and of plain decoding; None where it was not replayed."""
-    row = run.rows.get((ALL_TASKS, run.verdict.setting))
-    return None if row is None else (speed(row["tokens_per_second"]), speed(_plain_speed(row)))
+    row = run.rows.get((ALL_TASKS, run.verdict.setting), {})
+    return (speed(row["tokens_per_second"]), speed(_plain_speed(row))) if "tokens_per_second" in row else None
 
 
 def _flags(run: JudgedRun) -> list[tuple[str, str]]:
