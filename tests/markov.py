@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftgauge.drafters import dense, draft_builder
+from draftgauge.drafters import dense, language_model
 from draftgauge.models.base import ModelSpec
 from draftgauge.verification import Sampling, acceptance, probabilities, sampling
 
@@ -101,7 +101,7 @@ class Enumerator:
     """
 
     def __init__(self, monkeypatch) -> None:
-        for module in (sampling, acceptance, draft_builder, dense):
+        for module in (sampling, acceptance, language_model, dense):
             monkeypatch.setattr(module, "draw", self._draw)
         for module in (sampling, acceptance):
             monkeypatch.setattr(module, "flip", self._flip)

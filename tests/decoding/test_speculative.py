@@ -140,7 +140,7 @@ def test_a_policy_that_needs_none_costs_none(monkeypatch):
     def refuse(*_):
         raise AssertionError("a signal was computed")
 
-    monkeypatch.setattr("draftgauge.drafters.draft_builder.read_signals", refuse)
+    monkeypatch.setattr("draftgauge.drafters.language_model.read_signals", refuse)
     monkeypatch.setattr("draftgauge.decoding.speculative.entropy_bits", refuse)
     policy = Scripted([3], NO_SIGNALS)
     result = speculative_decode(TARGET, drafter(), policy, [1, 2], GREEDY)

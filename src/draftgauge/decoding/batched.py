@@ -19,7 +19,7 @@ from torch import Tensor
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import SignalName
 from draftgauge.decoding.settings import DecodingSettings, Stopper
-from draftgauge.drafters.draft_builder import until_end
+from draftgauge.drafters.language_model import until_end
 from draftgauge.models.device import seconds, upload
 from draftgauge.models.engines.static import StaticRows
 from draftgauge.policies.base import Signal, Step, asks_after_each_token

@@ -11,7 +11,7 @@ from draftgauge.core.signals import SignalName
 from draftgauge.decoding.plain import prefill
 from draftgauge.decoding.settings import DecodingSettings, Generation, OnCommit, Stopper, check_request, origins_of
 from draftgauge.drafters.base import Draft, Drafter, DraftsUnread, UnreadDraft, completed, device_of
-from draftgauge.drafters.draft_builder import until_end
+from draftgauge.drafters.language_model import until_end
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import seconds, upload
 from draftgauge.policies.base import DropsLast, Extends, Policy, Signal, Step, asks_after_each_token, begin, reads_of

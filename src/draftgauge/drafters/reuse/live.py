@@ -25,7 +25,7 @@ from draftgauge.drafters.base import (
     register_drafter,
 )
 from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
-from draftgauge.drafters.draft_builder import DraftBuilder
+from draftgauge.drafters.language_model import DraftBuilder
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import absorb, begin, step
 from draftgauge.drafters.reuse.net import ReuseNet
