@@ -36,9 +36,10 @@ ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "mat": 2.5, "mat_
 
 def test_an_estimate_stands_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
     show_table("", [ROW, ROW | {"prompts": 1}, {"gain": None}], {"gain": "gain [95%]", "mat": "MAT [95%]"})
-    whole, alone, missing = capsys.readouterr().out.splitlines()[4:7]
+    show_table("", [{"recommended": True, "verdict": "Not known yet: ..."}], {"recommended": "advised"})
+    whole, alone, missing, *_, advised, _ = capsys.readouterr().out.splitlines()[4:]
     assert whole.split("   ") == [" +3.1% [-1.0, 7.2]", "2.50 [2.25, 2.75] "]
-    assert (alone.split(), missing.split()) == (["+3.1%", "2.50"], [])
+    assert (alone.split(), missing.split(), advised.strip()) == (["+3.1%", "2.50"], [], "so far")
 
 
 @pytest.mark.parametrize(
