@@ -287,7 +287,7 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_measurement(path, command_line(), rows)
-    errors.print(f"wrote {path}", highlight=False, markup=False)
+    errors.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def by_target(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> dict[str, str]:
