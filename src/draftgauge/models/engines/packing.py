@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from draftgauge.core.errors import warn
 from draftgauge.models.device import forget, private
+from draftgauge.models.weight_only import KERNELS, missing
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -159,7 +160,8 @@ def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
     if not _packable(weights[0]) and (able or weights[0].dtype != torch.float32):
         one, several = found[best]
         lacks = "this PyTorch lacks what packs weights" if able else f"oneDNN multiplies no {dtype} on this processor"
-        instead = "" if able else "; fp32 packs them, int4 and int8-weight need no oneDNN"
+        others = ["fp32 packs them", *(f"{kind} needs no oneDNN" for kind in KERNELS if not missing(kind))]
+        instead = "" if able else "; " + ", ".join(others)
         warn(f"{lacks}, so weights are not packed: {VERIFIED} tokens take {several / one:.1f} times one{instead}")
     return best
 
