@@ -36,9 +36,10 @@ ROW = {"gain": 0.0312, "gain_low": -0.01, "gain_high": 0.0725, "mat": 2.5, "mat_
 
 def test_an_estimate_stands_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
     show_table("", [ROW, ROW | {"prompts": 1}, {"gain": None}], {"gain": "gain [95%]", "mat": "MAT [95%]"})
-    whole, alone, missing = capsys.readouterr().out.splitlines()[4:7]
+    show_table("", [{"recommended": True, "verdict": "Not known yet: ..."}], {"recommended": "advised"})
+    whole, alone, missing, *_, advised, _ = capsys.readouterr().out.splitlines()[4:]
     assert whole.split("   ") == [" +3.1% [-1.0, 7.2]", "2.50 [2.25, 2.75] "]
-    assert (alone.split(), missing.split()) == (["+3.1%", "2.50"], [])
+    assert (alone.split(), missing.split(), advised.strip()) == (["+3.1%", "2.50"], [], "so far")
 
 
 @pytest.mark.parametrize(
@@ -173,12 +174,9 @@ def test_a_warning_is_one_line_without_a_place_in_the_code(capsys: pytest.Captur
     assert capsys.readouterr().err == "warning: a shard is recorded [again]\n"
 
 
-def test_brackets_in_the_name_of_a_file_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    console.save_json(Path("rows[v2].json"), [])
-    assert capsys.readouterr().err == "wrote rows[v2].json\n"
+def test_brackets_in_the_name_of_a_file_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console.save_json(tmp_path / "rows[v2].json", [])
+    assert capsys.readouterr().err == f"wrote {tmp_path}/rows[v2].json\n"
 
 
 def test_a_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,21 +235,18 @@ class DraftsThenCopies:
         self.index.extend(step.tokens)
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "count", "limits", "tokens_", "sampling"),
-    [
-        (2, 4, (0,), 2, Sampling(1.0)),
-        (2, 4, (1,), 2, Sampling(0.7)),
-        (2, 4, (0, 2), 3, Sampling(1.0)),
-        (3, 3, (1,), 1, Sampling(1.0, top_k=2)),
-        (3, 3, (0, 1), 2, Sampling(1.5, top_p=0.8)),
-    ],
-)
-@pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("drops_at", [0, 1, 2])
-def test_sampled_decoding_has_the_targets_law(
-    monkeypatch, vocabulary, count, limits, tokens_, sampling, drawn, drops_at
-):
+MIXED = [
+    (2, 4, (1,), 2, Sampling(0.7)),
+    (2, 4, (0, 2), 3, Sampling(1.0)),
+    (3, 3, (1,), 1, Sampling(1.0, top_k=2)),
+    (3, 3, (0, 1), 2, Sampling(1.5, top_p=0.8)),
+]
+WAYS = [(True, 1), (False, 0), (False, 1), (False, 2)]  # of drawn tokens none is left out
+
+
+@pytest.mark.parametrize(("case", "way"), [((2, 4, (0,), 2, Sampling(1.0)), WAYS[2]), *itertools.product(MIXED, WAYS)])
+def test_sampled_decoding_has_the_targets_law(monkeypatch, case, way):
+    (vocabulary, count, limits, tokens_, sampling), (drawn, drops_at) = case, way
     target = MarkovModel.random(vocabulary, seed=vocabulary)
     model = target.noised(1.0, seed=9)
     drafter = LanguageModelDrafter(model, sampling=sampling if drawn else None, generator=UNUSED)

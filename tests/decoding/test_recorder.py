@@ -29,6 +29,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import PromptRecord
 from draftgauge.traces.writer import make_trace
 from draftgauge.verification import Sampling
+from markov import MarkovModel
 from recordings import assert_same_steps
 from timed_work import Clock, TimedDrafter, TimedHybrid, TimedModel
 from tiny import noisy, tiny_model, tokens
@@ -250,7 +251,8 @@ def modelled(curve: CostCurve, prompt: int, steps: list[Step], policy: object) -
 def measured(machine: Machine, kernel: str) -> tuple[CachedModel, TimedDrafter, CostCurve]:
     """A pair whose passes take time on the machine, and its cost curve."""
     verifying, drafting = KERNELS[kernel], (2.0, 3.0)  # by tokens, more take as long as the last
-    small, large = wrap(tiny_model(seed=1, num_hidden_layers=1)), wrap(tiny_model(seed=1))
+    large = MarkovModel.random(96, seed=1)
+    small = large.noised(1.0, seed=2)
 
     def seconds(tokens: int) -> float:
         return verifying[min(tokens, 6) - 1]
