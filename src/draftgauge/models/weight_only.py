@@ -108,14 +108,6 @@ def joined(linears: Sequence[WeightOnlyLinear]) -> WeightOnlyLinear | None:
     return whole
 
 
-def missing(compression: str) -> list[str]:
-    """What this PyTorch lacks of the compression's kernels, by its name under ``torch``."""
-    names = [f"ops.{name}" for name in KERNELS[compression] if private(f"ops.{name}") is None]
-    if compression == INT8_DYNAMIC and "fbgemm" not in torch.backends.quantized.supported_engines:
-        names.append("backends.quantized of fbgemm")
-    return names
-
-
 def quantise(model: nn.Module, compression: str) -> None:
     """Put :class:`WeightOnlyLinear` in the place of a CPU model's linears, one after the other, with one warning at
     most.
@@ -123,7 +115,9 @@ def quantise(model: nn.Module, compression: str) -> None:
     Linears whose widths the kernel does not take stay as they are. Without the kernel the model's own dtype holds and
     multiplies the quantised weights: outputs are those of the compression, the speed is not.
     """
-    lacking = missing(compression)
+    lacking = [name for name in map("ops.{}".format, KERNELS[compression]) if private(name) is None]
+    if compression == INT8_DYNAMIC and "fbgemm" not in torch.backends.quantized.supported_engines:
+        lacking.append("backends.quantized of fbgemm")
     left = total = 0
     for parent in list(model.modules()):
         for name, linear in list(parent.named_children()):

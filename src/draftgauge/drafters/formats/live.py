@@ -8,7 +8,6 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -44,18 +43,13 @@ class CheckpointDrafter(ReuseDrafter):
         for start in range(0, len(anchors), many):
             at = anchors[start : start + many]
             branches = self.net.branches(cache, int(at[0]), begin[at[0] : at[-1] + 1])
-            self._grow(branches, rows[start : start + many], longest, drafts)
-
-    def _grow(self, branches: Branches, rows: np.ndarray, longest: int, drafts: DenseDrafts) -> None:
-        logits = branches.logits
-        for depth in range(longest):
-            best = logits.argmax(-1)
-            tokens = best if self.net.d2t is None else self.net.d2t[best]
-            note(logits, tokens, drafts, rows, depth)
-            if branches.confidence is not None:
-                drafts.shown[0, rows, depth] = branches.confidence.cpu().numpy()
-            if depth + 1 < longest:
-                logits = branches.advance(tokens)
+            part, logits = rows[start : start + many], branches.logits
+            for depth in range(longest):
+                best = logits.argmax(-1)
+                tokens = best if self.net.d2t is None else self.net.d2t[best]
+                note(logits, tokens, drafts, part, depth, branches.confidence)
+                if depth + 1 < longest:
+                    logits = branches.advance(tokens)
 
     def _within_context(self, limit: int) -> int:
         return min(super()._within_context(limit), self.net.layout.longest or limit)
@@ -130,7 +124,7 @@ class CheckpointSource(DraftSource):
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> CheckpointDrafter:
         assert taps is not None
-        return CheckpointDrafter(self.net, target, taps, *how)  # type: ignore[arg-type]
+        return self.drafter_type(self.net, target, taps, *how)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         assert self.source is not None

@@ -126,8 +126,7 @@ class ReuseDrafter:
         self._take_in()
         if limit <= 0 or not self._cache.length:
             return Draft([])
-        first, advance = self._drafting()
-        return self._builder.build(first, advance, limit, keep_drafting, reads, self._confidence_at())
+        return self._builder.build(*self._drafting(), limit, keep_drafting, reads, self._confidence_at())
 
     @torch.inference_mode()
     def propose_unread(self, limit: int) -> UnreadDraft | None:
@@ -137,8 +136,7 @@ class ReuseDrafter:
         self._take_in()
         if limit <= 0 or not self._cache.length:
             return None
-        first, advance = self._drafting()
-        return self._builder.build_unread(first, advance, limit)
+        return self._builder.build_unread(*self._drafting(), limit)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         self._text += tokens
@@ -236,9 +234,7 @@ class BlockDrafter(ReuseDrafter):
             for depth in range(min(drafts.tokens.shape[1], self.net.config.block)):
                 logits = self.net.logits(states[:, depth], before)
                 before = self.net.target_ids(logits.argmax(-1))
-                note(logits, before, drafts, part, depth)
-                if estimated is not None:
-                    drafts.shown[0, part, depth] = estimated[:, depth].cpu().numpy()
+                note(logits, before, drafts, part, depth, None if estimated is None else estimated[:, depth])
 
     def _within_context(self, limit: int) -> int:
         return min(super()._within_context(limit), self.net.config.block)
