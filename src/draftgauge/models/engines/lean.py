@@ -89,7 +89,7 @@ class LeanModel:
             return logits(self._weights, chunks[-1][-1:] if last_only else torch.cat(chunks))
 
     def branches(self, starts: Tensor) -> BranchSession:
-        check_starts(starts, self.spec, self._length)
+        check_starts(int(starts.min()), int(starts.max()), self._length)
         return LeanBranches(self, starts)
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -147,7 +147,7 @@ class ModulesModel:
         return cached.keys[0], cached.values[0]
 
     def branches(self, starts: Tensor) -> BranchSession:
-        check_starts(starts, self.spec, self._length)
+        check_starts(int(starts.min()), int(starts.max()), self._length)
         if takes_branch_masks(self.module):
             return MaskedBranches(self.module, self.spec, self._cache, starts)
         caches = [shared_prefix(self._cache, start) for start in starts.tolist()]

@@ -150,7 +150,7 @@ class RecurrentModel(ModulesModel):
         self._passes = [done for done in self._passes if done.begin < length]
 
     def branches(self, starts: Tensor) -> BranchSession:
-        check_starts(starts, self.spec, self._length)
+        check_starts(int(starts.min()), int(starts.max()), self._length)
         return SequentialBranches(self.run, self.spec, [self._fork(start) for start in starts.tolist()], starts)
 
     @torch.inference_mode()
