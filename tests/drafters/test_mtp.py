@@ -150,7 +150,7 @@ def test_output_is_the_plain_one_and_replay_is_live(made: Any, kind: str, monkey
 
     assert_greedy_is_plain(target, make, tokens(9, vocabulary=VOCABULARY).tolist())
     assert_replay_is_live(target, make, [2], {7})  # later heads have nothing to begin with
-    if kind in ("qwen2:2", "mellum", "longcat_flash"):
+    if kind in ("qwen2:2", "mellum"):  # several heads, and one that is used again
         assert_sampling_keeps_the_law(monkeypatch, target, target.module, make, [1, 0, 1])
 
 
@@ -341,7 +341,8 @@ def test_pard_is_lossless_and_replayed_as_it_decodes(monkeypatch: pytest.MonkeyP
     assert_greedy_is_plain(target, pard(target, engine), prompt)
     assert assert_replay_is_live(target, pard(target, engine), prompt, {7}) > 0
     assert assert_replay_is_live(target, pard(target, engine, max_position_embeddings=12), [5], set()) > 0
-    assert_sampling_keeps_the_law(monkeypatch, target, module, pard(target, engine), [1, 2, 3])
+    if engine == "lean":
+        assert_sampling_keeps_the_law(monkeypatch, target, module, pard(target, engine), [1, 2, 3])
 
 
 @torch.no_grad()
