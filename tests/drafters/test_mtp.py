@@ -331,7 +331,7 @@ ENGINES = ("lean", "modules", "static")
 
 def pard(target: Any, engine: str = "lean", **settings: Any) -> Any:
     draft = noisy(tiny_model("llama", vocab_size=VOCABULARY + 1, **settings), 0.1)
-    return lambda how: PardDrafter(wrap(draft, engine), MASK, *how, vocabulary=target.spec.vocabulary)
+    return lambda how: PardDrafter(wrap(draft, engine), MASK, how, target.spec.vocabulary)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
