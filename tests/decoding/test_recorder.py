@@ -38,9 +38,9 @@ GAMMA_MAX = 6
 PROMPT = Prompt(3, "three", "code", "test", "some text")
 
 
-def related_pair(family: str = "qwen3", engine: str = "auto", noise: float = 0.15) -> tuple[CachedModel, CachedModel]:
+def related_pair() -> tuple[CachedModel, CachedModel]:
     """A target and a draft that agrees with it now and then: the target's weights with noise."""
-    return wrap(tiny_model(family), engine), wrap(noisy(tiny_model(family), noise), engine)
+    return wrap(tiny_model()), wrap(noisy(tiny_model(), 0.15))
 
 
 def greedy(
@@ -71,18 +71,6 @@ def drafted(
     slow = draft_position_by_position(LanguageModelDrafter(draft, **options), prompt, output, gamma_max)
     assert_same_drafts(fast, slow)
     return fast
-
-
-@pytest.mark.parametrize(
-    ("family", "engine"),
-    [("qwen3", "lean"), ("qwen3", "static"), ("qwen3", "modules"), ("llama", "static"), ("bloom", "auto")],
-)
-def test_all_positions_together_are_as_one_by_one(family: str, engine: str) -> None:
-    target, draft = related_pair(family, engine, noise=0.05)
-    prompt = tokens(13, seed=2).tolist()
-    output = greedy(target, prompt)
-    accepted = (drafted(draft, prompt, output).tokens[:, 0] == output).mean()
-    assert 0.1 < accepted < 1, "the pair must agree sometimes, or half of the recorder is not run"
 
 
 def test_drafts_end_with_an_end_token() -> None:
@@ -212,10 +200,8 @@ KERNELS = {  # seconds of a pass over 1, 2, ... tokens
     "recurrent": (10.0, 12.0, 14.0, 16.0, 18.0, 20.0),
 }
 APPENDING = ("lookup:least=1,tokens=3", "lookup-else-stopping:least=1,tokens=3", "two-source")
-POLICIES = (
-    *("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "cumulative-confidence:threshold=0.05", "stopping", "drops"),
-    *APPENDING,
-)
+POLICIES = ("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "stopping", "drops", *APPENDING)
+POLICIES += ("cumulative-confidence:threshold=0.05",)
 
 
 class DropsTheLast(FixedLength):
