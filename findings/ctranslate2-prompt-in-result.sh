@@ -63,9 +63,9 @@ for options in ({}, {"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}):
         score[case] = result.scores[0]
         (scored,) = generator.score_batch([words + [f"w{token}" for token in new[case]]])
         own[case] = float(np.mean(scored.log_probs[len(prompt) - 1 :]))
-        name = "".join(f"{key} {value}, " for key, value in options.items())
+        name = "".join(f"{key} {value}, " for key, value in options.items()) or "prompt in result "
         print(
-            f"{name or 'prompt in result '}{kept}: {len(new[case])} new tokens, {len(set(new[case]) & set(prompt))} kinds of them in"
+            f"{name}{kept}: {len(new[case])} new tokens, {len(set(new[case]) & set(prompt))} kinds of them in"
             f" the prompt, the first 11: {' '.join(map(str, new[case][:11]))}"
         )
         if not options:
