@@ -36,7 +36,7 @@ def draftgauge(arguments: Sequence[str]) -> Result:
     """Run ``draftgauge`` with these words after it."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", ["draftgauge", *arguments]):
-        code = run()
+        code = run(arguments)  # as a function, which leaves signals to this process
     return Result(code, out.getvalue(), err.getvalue())
 
 

@@ -28,6 +28,7 @@ ATEN = torch.ops.aten
 FREE = {"view", "_unsafe_view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "split"}
 FREE |= {"split_with_sizes", "unbind", "empty", "detach", "alias", "as_strided", "_reshape_alias", "narrow", "chunk"}
 FREE |= {"reshape", "lift_fresh", "t", "new_empty", "empty_like", "empty_strided", "unflatten", "flatten", "diagonal"}
+FREE |= {"device"}  # which a fake slice asks for
 
 
 @dataclass
@@ -210,7 +211,8 @@ def _narrowed(x: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None]]:
             x = ATEN.unsqueeze(x, dim)
             indices.append(None)
         elif isinstance(part, slice):
-            x = ATEN.slice(x, dim, part.start, part.stop, part.step or 1)
+            if part != slice(None):  # most are whole, and every operator takes its time here
+                x = ATEN.slice(x, dim, part.start, part.stop, part.step or 1)
             indices.append(None)
         elif isinstance(part, Tensor):
             assert part.ndim, "indexing by a tensor without dimensions waits for the device"

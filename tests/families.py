@@ -17,7 +17,7 @@ import tempfile
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ PROMPT = tokens(12, seed=3, vocabulary=48).tolist()
 Row = dict[str, Any]
 
 
-def outcome(kind: str) -> Row:
+def outcome(kind: str, fixtures: Sequence[str] = FIXTURES) -> Row:
     """What a type does: ``ok``, ``refused`` in words, ``not built`` (by transformers itself), or what is wrong."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,7 +84,7 @@ def outcome(kind: str) -> Row:
             "hidden": _words(lambda: tapped(model, target, False)),
             "keys": _words(lambda: tapped(model, target, True)),
         }
-        row["drafters"] = _words(lambda: imported(kind)) if row["hidden"] == "yes" else "no"
+        row["drafters"] = _words(lambda: imported(kind, fixtures)) if row["hidden"] == "yes" else "no"
         return row
 
 
@@ -155,7 +155,7 @@ def tapped(model: PreTrainedModel, target: CachedModel, keys: bool) -> str:
     return "yes" if right else "differ"
 
 
-def imported(kind: str) -> str:
+def imported(kind: str, fixtures: Sequence[str]) -> str:
     """EAGLE-3, DFlash and DSpark checkpoints on a target of this type and of their width."""
     try:
         model = tiny_family(kind, sizes=FOR_FIXTURES)
@@ -165,7 +165,7 @@ def imported(kind: str) -> str:
     target = wrap(model)
     if layer_count(model.config.get_text_config()) != FOR_FIXTURES[-1][0]:
         return "not built at this width"
-    for name in FIXTURES:
+    for name in fixtures:
         folder = ROOT / "tests" / "drafters" / "checkpoints" / name
         net = build_net(folder, read_layout(read_config(folder), name), target)
         drafter = CheckpointDrafter(net, target, attach_taps(target, TapPlan(net.layout.taps)))

@@ -262,7 +262,7 @@ def test_a_length_is_the_best_one_exactly_in_its_range_of_costs() -> None:
     [
         ("vllm", "`draftgauge costs --start --engine vllm --target "),
         ("llama-server", "--target TARGET.gguf --drafter DRAFT.gguf --out llama-server-costs.json`"),
-        ("sglang", "write what a step takes there to sglang-costs.json"),
+        ("sglang", "takes there to sglang-costs.json (docs/costs.md shows"),
         ("gguf", "`draftgauge profile --target TARGET.gguf"),
     ],
 )

@@ -89,6 +89,7 @@ def test_every_drafter_is_recorded_over_the_same_outputs(models, ranked) -> None
     assert set(runs) == {str(models["drafter"]), "lookup"}
     traces = [read_trace(Path(run)) for run in runs.values()]
     assert traces[0].token.tolist() == traces[1].token.tolist()
+    assert traces[0].target_entropy.tolist() == traces[1].target_entropy.tolist()  # read once
     alone = record(models | {"drafter": "prompt_lookup"}, out.with_name("alone"))
     recorded = read_trace(Path(runs["lookup"]))  # as if it had been recorded by itself
     assert alone.token.tolist() == recorded.token.tolist()

@@ -29,6 +29,7 @@ from draftgauge.traces.costs import CostCurve
 from draftgauge.traces.trace import PromptRecord
 from draftgauge.traces.writer import make_trace
 from draftgauge.verification import Sampling
+from markov import MarkovModel
 from recordings import assert_same_steps
 from timed_work import Clock, TimedDrafter, TimedHybrid, TimedModel
 from tiny import noisy, tiny_model, tokens
@@ -37,15 +38,13 @@ GAMMA_MAX = 6
 PROMPT = Prompt(3, "three", "code", "test", "some text")
 
 
-def related_pair(family: str = "qwen3", engine: str = "auto", noise: float = 0.15) -> tuple[CachedModel, CachedModel]:
+def related_pair() -> tuple[CachedModel, CachedModel]:
     """A target and a draft that agrees with it now and then: the target's weights with noise."""
-    return wrap(tiny_model(family), engine), wrap(noisy(tiny_model(family), noise), engine)
+    return wrap(tiny_model()), wrap(noisy(tiny_model(), 0.15))
 
 
-def greedy(
-    target: CachedModel, prompt: list[int], count: int = 40, end_tokens: frozenset[int] = frozenset()
-) -> list[int]:
-    return plain_decode(target, prompt, DecodingSettings(count, end_tokens=end_tokens)).tokens
+def greedy(target: CachedModel, prompt: list[int], count: int = 40, ends: frozenset[int] = frozenset()) -> list[int]:
+    return plain_decode(target, prompt, DecodingSettings(count, end_tokens=ends)).tokens
 
 
 def record(
@@ -62,26 +61,12 @@ def assert_same_drafts(fast: DenseDrafts, slow: DenseDrafts) -> None:
     np.testing.assert_allclose(fast.shown, slow.shown, atol=2e-5)
 
 
-def drafted(
-    draft: CachedModel, prompt: list[int], output: list[int], gamma_max: int = GAMMA_MAX, **options
-) -> DenseDrafts:
+def drafted(draft: CachedModel, prompt: list[int], output: list[int], most: int = GAMMA_MAX, **options) -> DenseDrafts:
     """From all positions together, which is as from one after the other."""
-    fast = draft_densely(draft, prompt, output, gamma_max, **options)
-    slow = draft_position_by_position(LanguageModelDrafter(draft, **options), prompt, output, gamma_max)
+    fast = draft_densely(draft, prompt, output, most, **options)
+    slow = draft_position_by_position(LanguageModelDrafter(draft, **options), prompt, output, most)
     assert_same_drafts(fast, slow)
     return fast
-
-
-@pytest.mark.parametrize(
-    ("family", "engine"),
-    [("qwen3", "lean"), ("qwen3", "static"), ("qwen3", "modules"), ("llama", "static"), ("bloom", "auto")],
-)
-def test_all_positions_together_are_as_one_by_one(family: str, engine: str) -> None:
-    target, draft = related_pair(family, engine, noise=0.05)
-    prompt = tokens(13, seed=2).tolist()
-    output = greedy(target, prompt)
-    accepted = (drafted(draft, prompt, output).tokens[:, 0] == output).mean()
-    assert 0.1 < accepted < 1, "the pair must agree sometimes, or half of the recorder is not run"
 
 
 def test_drafts_end_with_an_end_token() -> None:
@@ -89,7 +74,7 @@ def test_drafts_end_with_an_end_token() -> None:
     prompt = tokens(9, seed=3).tolist()
     plain = greedy(target, prompt)
     ends = frozenset({plain[30], plain[-1]})  # one ends the output, both end drafts
-    output = greedy(target, prompt, end_tokens=ends)
+    output = greedy(target, prompt, ends=ends)
     assert output[-1] in ends
     fast = drafted(draft, prompt, output, end_tokens=ends)
     ended = np.isin(fast.tokens, list(ends))
@@ -211,10 +196,8 @@ KERNELS = {  # seconds of a pass over 1, 2, ... tokens
     "recurrent": (10.0, 12.0, 14.0, 16.0, 18.0, 20.0),
 }
 APPENDING = ("lookup:least=1,tokens=3", "lookup-else-stopping:least=1,tokens=3", "two-source")
-POLICIES = (
-    *("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "cumulative-confidence:threshold=0.05", "stopping", "drops"),
-    *APPENDING,
-)
+POLICIES = ("no-draft", "fixed:1", "fixed:4", "hf-heuristic", "stopping", "drops", *APPENDING)
+POLICIES += ("cumulative-confidence:threshold=0.05",)
 
 
 class DropsTheLast(FixedLength):
@@ -250,7 +233,8 @@ def modelled(curve: CostCurve, prompt: int, steps: list[Step], policy: object) -
 def measured(machine: Machine, kernel: str) -> tuple[CachedModel, TimedDrafter, CostCurve]:
     """A pair whose passes take time on the machine, and its cost curve."""
     verifying, drafting = KERNELS[kernel], (2.0, 3.0)  # by tokens, more take as long as the last
-    small, large = wrap(tiny_model(seed=1, num_hidden_layers=1)), wrap(tiny_model(seed=1))
+    large = MarkovModel.random(96, seed=1)
+    small = large.noised(1.0, seed=2)
 
     def seconds(tokens: int) -> float:
         return verifying[min(tokens, 6) - 1]

@@ -364,7 +364,7 @@ def test_recording(sampling: Sampling) -> None:
     with pytest.raises(ModelError, match="the logits of the draft model are NaN or infinite from token 10"):
         record_prompt(wrap(tiny_model(seed=1)), bad, prompt, PROMPT, plan, generator)
     if sampling.greedy:
+        drafter, answer = seeded_drafter(sampling), Answer([1, 2, 3, 4, 5, 6], "stop")
         with pytest.raises(ModelError, match=r"the logits of the target .* from token 10 of the text on"):
-            record_answer(
-                overflowing(), seeded_drafter(sampling), (prompt, PROMPT), Answer([1, 2, 3, 4, 5, 6], "stop"), plan
-            )
+            record_answer(overflowing(), drafter, (prompt, PROMPT), answer, plan)
+        record_answer(overflowing(), drafter, (prompt, PROMPT), Answer([1], "stop", torch.ones(1).numpy()), plan)

@@ -150,7 +150,7 @@ def test_output_is_the_plain_one_and_replay_is_live(made: Any, kind: str, monkey
 
     assert_greedy_is_plain(target, make, tokens(9, vocabulary=VOCABULARY).tolist())
     assert_replay_is_live(target, make, [2], {7})  # later heads have nothing to begin with
-    if kind in ("qwen2:2", "mellum", "longcat_flash"):
+    if kind in ("qwen2:2", "mellum"):  # several heads, and one that is used again
         assert_sampling_keeps_the_law(monkeypatch, target, target.module, make, [1, 0, 1])
 
 
@@ -197,7 +197,7 @@ def _is_of_head(kind: str, name: str) -> bool:
     [
         ("deepseek_v3", lambda held: held, "policy fixed:8: gamma must be 0 to 3, the longest draft here"),
         ("deepseek_v3", lambda held: dict(list(held.items())[::2]), "its MTP head lacks .* half copied?"),
-        ("qwen3_5_text", lambda held: {}, "holds no MTP head"),
+        ("glm4_moe", lambda held: {}, "holds no MTP head .its configuration announces 1, so a conversion dropped"),
         ("llama", lambda held: {"mtp.fc.weight": torch.zeros(1)}, "of llama .* holds mtp.fc.weight, and wanted are"),
     ],
 )
@@ -326,22 +326,22 @@ def test_the_position_is_a_setting_of_the_source(tmp_path: Path) -> None:
 
 
 MASK = VOCABULARY  # the mask behind the target's tokens
-ENGINES = ("lean", "modules", "static")
 
 
 def pard(target: Any, engine: str = "lean", **settings: Any) -> Any:
     draft = noisy(tiny_model("llama", vocab_size=VOCABULARY + 1, **settings), 0.1)
-    return lambda how: PardDrafter(wrap(draft, engine), MASK, *how, vocabulary=target.spec.vocabulary)
+    return lambda how: PardDrafter(wrap(draft, engine), MASK, how, target.spec.vocabulary)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["lean", "modules", "static"])
 def test_pard_is_lossless_and_replayed_as_it_decodes(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     module = tiny_model("llama", vocab_size=VOCABULARY)
     target, prompt = wrap(module, engine), tokens(6, vocabulary=VOCABULARY).tolist()
     assert_greedy_is_plain(target, pard(target, engine), prompt)
     assert assert_replay_is_live(target, pard(target, engine), prompt, {7}) > 0
     assert assert_replay_is_live(target, pard(target, engine, max_position_embeddings=12), [5], set()) > 0
-    assert_sampling_keeps_the_law(monkeypatch, target, module, pard(target, engine), [1, 2, 3])
+    if engine == "lean":
+        assert_sampling_keeps_the_law(monkeypatch, target, module, pard(target, engine), [1, 2, 3])
 
 
 @torch.no_grad()

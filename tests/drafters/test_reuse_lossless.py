@@ -154,12 +154,11 @@ def test_after_any_acceptance_drafts_are_those_of_the_position(design: str, engi
     prompt, settings = tokens(9, vocabulary=SMALL_VOCABULARY).tolist(), DecodingSettings(28)
     output = plain_decode(target, prompt, settings).tokens
     everywhere = draft_position_by_position(drafter, prompt, output, 6)
-    if isinstance(net, BlockNet):
-        together = draft_everywhere(drafter, prompt, output, 6, SMALL_VOCABULARY)
-        assert together.tokens.tolist() == everywhere.tokens.tolist()
-        np.testing.assert_allclose(together.shown, everywhere.shown, rtol=1e-3, atol=1e-4)
-        alone = draft_everywhere(drafter, prompt[:1], output[:1], 6, SMALL_VOCABULARY)
-        assert (alone.tokens == -1).all()  # nothing to draft from
+    together = draft_everywhere(drafter, prompt, output, 6, SMALL_VOCABULARY)
+    assert together.tokens.tolist() == everywhere.tokens.tolist()
+    np.testing.assert_allclose(together.shown, everywhere.shown, rtol=1e-3, atol=1e-4)
+    alone = draft_everywhere(drafter, prompt[:1], output[:1], 6, SMALL_VOCABULARY)
+    assert (alone.tokens == -1).all()  # nothing to draft from
     helped, accepted = Helped(drafter, output), set()
     for gamma in (0, 2, 6):
         result = speculative_decode(target, helped, FixedLength(gamma), prompt, settings)

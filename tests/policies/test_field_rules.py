@@ -111,6 +111,19 @@ def test_speckv_takes_the_candidate_with_the_most_expected_tokens() -> None:
     assert policy.limit() == 6
 
 
+def test_speckv_reads_means_and_extremes_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    hidden, bias, output = rng.normal(size=(6, 5)), rng.normal(size=5), rng.random(5) / 4
+    policy = SpecKV(Network(*(tuple(map(tuple, hidden)), tuple(bias), tuple(output)), 0.2), "int8", 6)
+    told: list[Any] = []
+    monkeypatch.setattr(policy, "rates", lambda summary, rates=policy.rates: told.append(summary) or rates(summary))
+    policy.observe(Step(3, 0, 1, row(0.9, 0.4, 0.8, entropies=[1.0, 3.0, 0.5])))
+    assert told == [pytest.approx((1.5, 0.7, 3.0, 0.4))]
+    wanted = [np.maximum([*told[0], 1, gamma] @ hidden + bias, 0) @ output + 0.2 for gamma in (2, 4, 6)]
+    assert policy.rates(told[0]).tolist() == pytest.approx(np.clip(wanted, 0, 1))
+    assert min(wanted) < 1 < max(wanted)
+
+
 def test_sglang_adaptive_climbs_after_its_warm_up_and_falls_below_the_thresholds() -> None:
     # All 3 tokens are accepted: the average, from 2, is 3 - 0.8^n. The first decision is at step 15: above 2.5, up to
     # 7.
@@ -162,19 +175,22 @@ def test_vllm_learns_the_chance_from_the_margin_of_logits() -> None:
             policy.observe(Step(2, accepted, accepted + 1, row(1 - second, 0.5, margins=[1 - 2 * second, 0.2])))
     reference = LogisticRegression(C=np.inf).fit(np.array(xs)[-4000:, None], ys[-4000:])
     depth = policy._depths[0]
+    assert policy.chance(Signal(1, 0.8, 0.0, 0.6)) == depth.chance(math.log(0.8 / (0.8 - 0.6)))
     assert depth.weight == pytest.approx(reference.coef_[0, 0], abs=0.1)
     assert depth.bias == pytest.approx(reference.intercept_[0], abs=0.1)
     assert depth.weight == pytest.approx(1.3, abs=0.15)
 
 
-def test_vllm_refuses_a_slope_that_punishes_sure_drafts_and_rounds_with_few_samples() -> None:
-    for count, start in ((40, [row(0.9, margins=[0.8])]), (200, [row(0.9, margins=[0.8]), row(0.5, margins=[0.1])])):
-        policy = LearnedChances(1, refit=count, warm_up=0)
-        for step in range(count):
-            signals = start[step % len(start)]
-            accepted = int(signals[0].confidence < 0.8)
-            policy.observe(Step(1, accepted, accepted + 1, signals))
-        assert (policy._depths[0].weight, policy._depths[0].bias) == (0.0, 1.5)
+@pytest.mark.parametrize(("count", "sure", "learns"), [(40, 1, False), (200, 0, False), (200, 1, True)])
+def test_vllm_refuses_slopes_that_punish_sure_drafts_and_few_samples(count: int, sure: int, learns: bool) -> None:
+    policy = LearnedChances(2, refit=count, warm_up=0)
+    drafts = row(0.5, margins=[0.1]), row(0.9, margins=[0.8])
+    for step in range(count):
+        accepted = int(step % 2 == sure)
+        policy.observe(Step(2, accepted, accepted + 1, [*drafts[step % 2], Signal(2, 0.5, 0.0, 0.1)]))
+        assert policy._depths[1].count <= policy._depths[0].count / 2 + 1  # none behind a refused one
+    depth = policy._depths[0]
+    assert depth.weight > 0 if learns else (depth.weight, depth.bias) == (0.0, 1.5)
 
 
 GAMMA_MAX = 64  # longer than any length reached here, as transformers has no longest draft

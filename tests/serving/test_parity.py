@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,11 +17,13 @@ import pytest
 
 import draftgauge as dg
 from command_line import refusal, succeeds
+from draftgauge import __main__
 from draftgauge.models.folder import reference_path
 from draftgauge.serving.parity import acceptance, first_difference, sampled_tokens
 from draftgauge.traces.engine_costs import read_costs
 from engine_server import error_page, llama_answer, models_page, serving, vllm_answer, vllm_metrics
 from fake_llama_server import ALONE, TEXT, step
+from forked import ended, fork
 
 VOCABULARY, END = 12, 0
 TIE = 5  # after which the target is undecided
@@ -232,13 +234,14 @@ def test_vllm_beside_draftgauge_is_started_without_its_command(monkeypatch: pyte
     assert f"--model {reference_path()} --max" in refusal("costs", "--start", *asked, "--target", "reference")
 
 
-def test_ctrl_c_leaves_no_server(asked: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "draftgauge", "costs", "--start", *asked, "--out", str(tmp_path / "costs.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
-        until = time.monotonic() + 60
-        while not left(tmp_path) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert left(tmp_path)
-        running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 130
+def test_ctrl_c_leaves_no_server(asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["draftgauge", "costs", "--start", *asked, "--out", str(tmp_path / "costs.json")])
+    running = fork(tmp_path / "said", __main__.main)
+    until = time.monotonic() + 60
+    while not left(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left(tmp_path)
+    os.kill(running.pid or 0, signal.SIGINT)
+    ended(running)
+    assert running.exitcode == 130
     assert not left(tmp_path)

@@ -170,9 +170,6 @@ def _live(
     run = Run(Path(row["run"]))
     setting, fitted, trace = row["policy"], {}, run.trace
 
-    def told(what: str, done: int, total: int) -> None:
-        progress(f"{row['drafter']}: {what}", done, total)
-
     asked = BenchRequest(
         folder=run.folder,
         policies=() if setting == FITTED else (setting,),
@@ -187,7 +184,7 @@ def _live(
     try:
         if setting == FITTED:
             fitted[setting] = fitted_to(_not_decoded(trace, count), run.costs)
-        rows = bench(asked, objects=fitted, progress=told)
+        rows = bench(asked, objects=fitted, progress=lambda what, *of: progress(f"{row['drafter']}: {what}", *of))
     except DraftgaugeError as error:
         warn(f"{row['drafter']} is not decoded live: {error}")
     release_unused()
@@ -283,9 +280,10 @@ def _record(request: RankRequest, drafter: str, run: Path, known: Run | None, pr
 
 
 def _answers(trace: Trace) -> dict[AskedPrompt, Answer]:
+    entropies = np.split(trace.target_entropy, trace.offsets[1:-1])
     return {
-        (p.index, p.prompt_token): Answer(output.tolist(), "stop" if p.finish == "stop" else "length")
-        for p, output in zip(trace.prompts, trace.outputs, strict=True)
+        (p.index, p.prompt_token): Answer(output.tolist(), "stop" if p.finish == "stop" else "length", entropy)
+        for p, output, entropy in zip(trace.prompts, trace.outputs, entropies, strict=True)
     }
 
 

@@ -248,7 +248,7 @@ class TransformersBaseline:
             target.generation_config = GenerationConfig(eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0)
             if assistant is not None:
                 assistant.generation_config = self.settings
-            with no_hints():
+            with no_hints("generation"):
                 output = target.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),

@@ -15,7 +15,6 @@ from draftgauge.cli.console import (
     say,
     show_table,
     show_verdicts,
-    source_columns,
 )
 from draftgauge.core.verb import describe_load, machine_load
 from draftgauge.requests import BenchRequest, BenchServersRequest
@@ -59,7 +58,7 @@ def _shown(run: Callable[..., list[dict[str, Any]]], request: Any) -> list[dict[
         prompts = ", ".join(f"{count} prompts ({name})" for name, count in counts.items())
     else:
         prompts = f"{pooled[0]['prompts']} prompts" if pooled[0]["prompts"] > 1 else "1 prompt"
-    columns = by_target(pooled, COLUMNS | source_columns(pooled))
+    columns = by_target(pooled, COLUMNS)
     show_table(f"All tasks together, {prompts}, live", pooled, columns)
     unlike = max(pooled, key=lambda row: row.get("mismatched_prompts", 0))
     if differing := unlike.get("mismatched_prompts", 0):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import IO, Any, cast
 
 from rich import box
@@ -42,6 +42,7 @@ class Output(Console):
     """A stream for people; ``wide`` tables have every column, however narrow the terminal."""
 
     wide = False
+    spelled: Mapping[str, str] = MappingProxyType({})  # options of the verb that runs, by their names in Python
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         # A terminal would obey control characters in prompts and file names: they are shown escaped.
@@ -90,7 +91,7 @@ SHARES = ("captured", "agreement", "first_accepted", "acceptance_rate", "cost_ra
 GAINS = ("gain", "gain_over_rival", "gain_over_lookup")
 INTERVAL = "[95%]"  # ends the heading of a column of estimates with their intervals
 FOLDED = 18  # width that a name such as a policy with its parameters, or prose, keeps where it must be folded
-SOURCES = {"source_model": "model/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
+SOURCES = {"source_model": "drafter/step", "source_text": "text/step", "distinct_4grams": "distinct 4-grams"}
 
 
 class IncompleteError(Exception):
@@ -180,11 +181,17 @@ def say(text: str) -> None:
 
 
 def fail(message: str) -> None:
-    errors.print(f"[bold red]error:[/] {escaped(message)}", soft_wrap=True, highlight=False)
+    errors.print(f"[bold red]error:[/] {escaped(_with_options(message))}", soft_wrap=True, highlight=False)
 
 
 def warn(message: str) -> None:
-    errors.print(f"[yellow]warning:[/] {escaped(message)}", soft_wrap=True, highlight=False)
+    errors.print(f"[yellow]warning:[/] {escaped(_with_options(message))}", soft_wrap=True, highlight=False)
+
+
+def _with_options(message: str) -> str:
+    """Settings named as the command line does; what could be another word only where a message begins with it."""
+    name = r"^\w+(?= must | takes )|(?<![\w./'\"-])[a-z]+_[a-z_]+(?![\w/'\"-]|\.\w)"
+    return re.sub(name, lambda match: errors.spelled.get(match[0], match[0]), message)
 
 
 class _Notes(logging.Handler):
@@ -280,18 +287,15 @@ def save_json(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_measurement(path, command_line(), rows)
-    errors.print(f"wrote {path}", highlight=False, markup=False)
-
-
-def source_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    return SOURCES if any(row.get("source_text") for row in rows) else {}
+    errors.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def by_target(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> dict[str, str]:
-    """Columns of rows about one target, and one more that names it, or the run, where there are several."""
+    """Columns of rows, more where tokens were looked up, and one of the target, or the run, where there are several."""
+    columns = dict(columns) | (SOURCES if any(row.get("source_text") for row in rows) else {})
     if len({label(row) for row in rows}) < 2:
-        return dict(columns)
-    return {"run" if any("run" in row for row in rows) else "compression": "target"} | dict(columns)
+        return columns
+    return {"run" if any("run" in row for row in rows) else "compression": "target"} | columns
 
 
 def named(*keys: str) -> dict[str, str]:
@@ -318,7 +322,9 @@ def show_table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[s
     Figures are never broken. Columns that do not fit on a terminal are named below the table, and shown with
     ``--wide``. Into a file or a pipe lines are as long as they have to be.
     """
-    shown, usual, narrow = list(rows), console.width, console.is_terminal and not console.wide
+    so_far = {"recommended": "so far"}  # in place of a yes that the verdict takes back
+    shown = [row if not str(row.get("verdict")).startswith("Not known yet") else {**row, **so_far} for row in rows]
+    usual, narrow = console.width, console.is_terminal and not console.wide
     hidden: list[str] = []
     fitting: dict[str, tuple[str, list[str], int]] = {}  # key -> heading, cells, least width
     width = EDGES

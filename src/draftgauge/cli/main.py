@@ -77,12 +77,13 @@ def add_verb(
     def command(*arguments: Any, **options: Any) -> int:
         options = {name: _as_typed(value) for name, value in options.items()}
         json, console.wide = options.pop("json", None), options.pop("wide", False)
+        errors.spelled = {entry.name: entry.option for entry in settings if not entry.positional}
         further = {parameter.name: options.pop(parameter.name) for parameter in others if parameter.name in options}
         given = dict(zip((entry.name for entry in positional), map(_as_typed, arguments), strict=False))
         if positional and get_origin(positional[-1].annotation) is tuple:  # it takes all that are left
             given[positional[-1].name] = tuple(map(_as_typed, arguments[len(positional) - 1 :]))
         with friendly_errors(resume) as outcome:
-            request = _request_of(request_class, given | options)
+            request = make_request(request_class, keywords=given | options, spelled=lambda entry: entry.option)
             destination = _destination(json, request)
             try:
                 rows = show(request, **further)
@@ -109,18 +110,6 @@ def _as_typed(value: Any) -> Any:
     if isinstance(value, list):
         return [*map(_as_typed, value)]
     return value.removeprefix(TEXT) if isinstance(value, str) else value
-
-
-def _request_of(request_class: type, given: Mapping[str, Any]) -> Any:
-    """The request, whose refusals name settings as the command line does: ``--max-new-tokens``."""
-    try:
-        return make_request(request_class, keywords=given, spelled=lambda entry: entry.option)
-    except DraftgaugeError as error:
-        options = {entry.name: entry.option for entry in settings_of(request_class) if not entry.positional}
-        named = re.match(r"\w+(?= must | takes )", str(error))
-        if named is None or named[0] not in options:
-            raise
-        raise type(error)(options[named[0]] + str(error)[named.end() :]) from error
 
 
 def _destination(json: str | None, request: Any) -> Path | None:
@@ -192,8 +181,8 @@ def _panel(request_class: type, entry: Setting) -> dict[str, Any]:
     return {"group": Group(summary_of(type(getattr(request_class, entry.path[0]))).rstrip("."))}
 
 
-KEPT = "Everything finished so far is kept: run the same command again to go on."
-TRAINED = "Everything up to the last checkpoint is kept: run the same command again to go on."
+KEPT = "Whatever was finished is kept: run the same command again to go on."
+TRAINED = "Whatever the last checkpoint holds is kept: run the same command again to go on."
 AT_ONCE = "Each file is whole or as it was: run the same command again."
 EXPORTED = "No engine loads a checkpoint that was begun: run the same command again."
 

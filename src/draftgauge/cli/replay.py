@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 from typing import Any
 
-from draftgauge.cli.console import by_target, console, label, say, show_table, show_verdicts, source_columns
+from draftgauge.cli.console import by_target, label, say, show_table, show_verdicts
 from draftgauge.cli.rank import say_how_to_fit
 from draftgauge.core.prompts import TRAIN
 from draftgauge.requests import FitRequest, ReplayRequest, ReportRequest
@@ -42,7 +42,7 @@ def replay(request: ReplayRequest) -> list[dict[str, Any]]:
         show_table("The best fixed length by batch size, and other policies", shown_rows(rows), BATCH_COLUMNS)
         return rows
     pooled = [row for row in rows if row["task"] == "all"]
-    show_table(_title(pooled), pooled, by_target(pooled, COLUMNS | source_columns(pooled)))
+    show_table(_title(pooled), pooled, by_target(pooled, COLUMNS))
     show_verdicts(pooled)
     from draftgauge.judging.acceptance import shown
 
@@ -113,4 +113,4 @@ def fit(request: FitRequest) -> list[dict[str, Any]]:
 def report(request: ReportRequest) -> None:
     from draftgauge.api.report import report as run
 
-    console.print(f"wrote {run(request)}", markup=False, highlight=False)
+    say(f"wrote {run(request)}")

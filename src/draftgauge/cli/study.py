@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftgauge.cli.console import IncompleteError, console, errors, escaped, named, progress, show_table
+from draftgauge.cli.console import IncompleteError, console, errors, escaped, named, progress, say, show_table
 from draftgauge.core.verb import busy_note, machine_load
 from draftgauge.requests import StudyKvshotRequest, StudySpeckvRequest
 
@@ -67,7 +67,7 @@ def kvshot(request: StudyKvshotRequest) -> list[dict[str, Any]]:
         return outcome.rows
     show_table("Pooled over seeds", summary(outcome.rows), POOLED)
     show_table("Predictions", (row for row in outcome.rows if "prediction" in row), VERDICTS)
-    errors.print(f"wrote {request.out / REPORT_NAME}", highlight=False)
+    errors.print(f"wrote {request.out / REPORT_NAME}", highlight=False, markup=False, soft_wrap=True)
     if outcome.left and request.so_far:
         errors.print(f"{outcome.left} cells are left; without --so-far the study goes on.")
     for name, message in outcome.failures.items():
@@ -95,5 +95,5 @@ def speckv(request: StudySpeckvRequest) -> list[dict[str, Any]]:
     show_table("What the records say: where the gain over 4 comes from", table("honest", "gain_split"), SPLIT)
     show_table("What the records say: speed", table("honest", "tokens_per_second"), SPEED)
     if request.out is not None:
-        console.print(f"wrote {request.out / REPORT_NAME}", highlight=False)
+        say(f"wrote {request.out / REPORT_NAME}")
     return rows

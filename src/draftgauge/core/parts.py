@@ -202,7 +202,7 @@ class PairSpec:
     drafter: str | None = option(
         None,
         help="what drafts: a model (an id, a folder or 'reference'), a trained drafter's folder, an EAGLE-3, DFlash or "
-        "DSpark checkpoint, or 'lookup'; 'reference' if left out.",
+        "DSpark checkpoint, 'mtp' (the target's own heads), or 'lookup'; 'reference' if left out.",
     )
     compression: tuple[Compression, ...] = option(
         (UNCOMPRESSED,),

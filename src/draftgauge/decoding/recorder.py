@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,10 +24,11 @@ from draftgauge.verification import NOT_FINITE, best_tokens, check_finite, entro
 
 @dataclass(frozen=True)
 class Answer:
-    """An output: its tokens, and how it ended."""
+    """An output: its tokens, how it ended, and the target's ``entropy`` ``[N]`` in bits before each, if known."""
 
     tokens: list[int]
     finish: Finish
+    entropy: NDArray[np.float32] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def record_answer(
 ) -> tuple[PromptRecord, tuple[int, ...]]:
     """Record one prompt densely, with an output that is known: the target takes it in in one teacher-forced pass.
 
-    Where a token is not the target's most probable one, replay is not exact: a live step would commit another token
-    there.
+    It runs no pass where the answer's entropy is known: for drafters that read nothing of the target. Where a token is
+    not the target's most probable one, replay is not exact: a live step would commit another token there.
 
     Args:
         target, drafter: as of :func:`record_prompt`; greedy.
@@ -107,17 +108,20 @@ def record_answer(
         The record, and the positions whose token is not the target's choice.
     """
     _, prompt_tokens = prompt
-    prefill(target, prompt_tokens)
-    text = upload([prompt_tokens[-1], *answer.tokens], target.spec.device)
-    entropy, best = [], []
-    for chunk in text[:-1].split(CHUNK):  # no more logits exist at once
-        logits = target.forward(chunk)
-        entropy.append(entropy_bits(logits))
-        best += best_tokens(logits).tolist()
-    check_finite(best, f"target ({target.spec.dtype})", len(prompt_tokens))
-    differs = tuple(n for n, (own, token) in enumerate(zip(best, answer.tokens, strict=True)) if own != token)
+    entropy, differs = answer.entropy, tuple[int, ...]()
+    if entropy is None:
+        prefill(target, prompt_tokens)
+        text = upload([prompt_tokens[-1], *answer.tokens], target.spec.device)
+        entropies, best = [], []
+        for chunk in text[:-1].split(CHUNK):  # no more logits exist at once
+            logits = target.forward(chunk)
+            entropies.append(entropy_bits(logits))
+            best += best_tokens(logits).tolist()
+        check_finite(best, f"target ({target.spec.dtype})", len(prompt_tokens))
+        differs = tuple(n for n, (own, token) in enumerate(zip(best, answer.tokens, strict=True)) if own != token)
+        entropy = torch.cat(entropies).cpu().numpy()
     drafts = draft_everywhere(drafter, prompt_tokens, answer.tokens, plan.gamma_max, target.spec.vocabulary)
-    return _record(prompt, answer, torch.cat(entropy).cpu().numpy(), drafts, None), differs
+    return _record(prompt, answer, entropy, drafts, None), differs
 
 
 def _record(

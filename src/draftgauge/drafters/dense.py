@@ -197,9 +197,13 @@ def grow_branches(
             note(logits, tokens, own, rows, depth)
 
 
-def note(logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: int) -> None:
+def note(
+    logits: Tensor, tokens: Tensor, own: DenseDrafts, rows: Rows, depth: int, confidence: Tensor | None = None
+) -> None:
+    """Note a token of each row and its signals, with the drafter's own ``confidence`` ``[n]`` if it has one."""
+    of_row, *others = signals(logits)
     own.tokens[rows, depth] = tokens.cpu().numpy()
-    own.shown[:, rows, depth] = torch.stack(signals(logits)).cpu().numpy()
+    own.shown[:, rows, depth] = torch.stack([of_row if confidence is None else confidence, *others]).cpu().numpy()
 
 
 def cut_at_context(own: DenseDrafts, room: int) -> None:

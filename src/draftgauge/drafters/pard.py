@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.drafters.base import Drafting, LoadOptions, Source, register_drafter
@@ -33,7 +33,6 @@ from draftgauge.models.base import CachedModel
 from draftgauge.models.device import generator_on
 from draftgauge.models.folder import is_drafter_checkpoint
 from draftgauge.models.taps import Taps
-from draftgauge.verification import Sampling
 
 MASKS = ("pard_token", "ptd_token_id")  # of AMD, and of later checkpoints
 
@@ -41,17 +40,9 @@ MASKS = ("pard_token", "ptd_token_id")  # of AMD, and of later checkpoints
 class PardDrafter(FollowsWithModel):
     """Drafts with a model that was trained to fill masks."""
 
-    def __init__(
-        self,
-        model: CachedModel,
-        mask: int,
-        end_tokens: frozenset[int] = frozenset(),
-        sampling: Sampling | None = None,
-        generator: Generator | None = None,
-        vocabulary: int | None = None,
-    ) -> None:
+    def __init__(self, model: CachedModel, mask: int, how: Drafting, vocabulary: int | None = None) -> None:
         """As a :class:`FollowsWithModel`, and the model's token of a mask."""
-        super().__init__(model, end_tokens, sampling, generator, vocabulary)
+        super().__init__(model, *how, vocabulary)
         self._mask = mask
 
     def keeps_drafted(self) -> bool:
@@ -126,8 +117,8 @@ class PardSource(LanguageModelSource):
         return loaded
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> PardDrafter:  # type: ignore[override]
-        own = generator_on(how.generator, self.model.spec.device)
-        return PardDrafter(self.model, self.mask, how.end_tokens, how.sampling, own, target.spec.vocabulary)
+        own = how._replace(generator=generator_on(how.generator, self.model.spec.device))
+        return PardDrafter(self.model, self.mask, own, target.spec.vocabulary)
 
 
 def _mask_token(source: Source) -> int:

@@ -40,7 +40,7 @@ from draftgauge.models.engines.packing import convert
 from draftgauge.models.engines.recurrent import RecurrentModel
 from draftgauge.models.engines.static import StaticModel
 from draftgauge.models.folder import OF_MTP, check_index, check_types, explained, is_gguf, is_openvino, model_folder
-from draftgauge.models.spec import no_bars, no_hints, read_configuration
+from draftgauge.models.spec import LOADING, no_bars, no_hints, read_configuration
 from draftgauge.models.weight_only import quantise
 
 OWN_ENGINES = ("lean", "static", "modules")
@@ -135,7 +135,7 @@ def _loaded(
         nullcontext() if sys.stderr.isatty() else no_bars(),
         clear_memory_errors(f"{source} at compression {label}", chosen),
         explained(source),
-        no_hints("modeling_utils"),
+        no_hints(*LOADING),
     ):
         if quantisation is not None or label in WEIGHT_ONLY:
             check_quantises(config, label, chosen, trust_remote_code)

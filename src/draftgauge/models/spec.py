@@ -165,15 +165,19 @@ def no_bars() -> Iterator[None]:
 
 
 @contextmanager
-def no_hints(of: str = "generation") -> Iterator[None]:
-    """Silence hints that the caller cannot act on, by default on arguments of ``generate()``; errors are logged."""
-    logger = logging.getLogger(f"transformers.{of}")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def no_hints(*of: str) -> Iterator[None]:
+    """Silence hints of these parts of transformers that the caller cannot act on; errors are logged."""
+    levels = {(logger := logging.getLogger(f"transformers.{part}")): logger.level for part in of}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+LOADING = ("modeling_utils", "distributed")  # the first, when silenced, checks a plan whose faults the second tells
 
 
 # Settings of a GenerationConfig that are honoured, or do not change what is decoded from the same limits.

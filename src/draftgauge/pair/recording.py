@@ -149,6 +149,8 @@ def record_missing(
             writer.add(record_prompt(pair.target, drafter, prompt, tokens, plan, drawing))
         else:
             answer = answers[prompt.index]
+            if pair.draft_source.tap_plan is not None:  # the target has to take it in
+                answer = replace(answer, entropy=None)
             record, differs = record_answer(pair.target, drafter, (prompt, tokens), answer, plan)
             if request.outputs is not None:
                 note_differences(writer.folder, prompt.index, differs, len(answer.tokens))
@@ -293,11 +295,7 @@ def record_in_parts(
     writer = TraceWriter(folder, manifest)
     missing = [prompt.index for prompt, _ in missing_prompts(writer, encoded)]
     shares = [tuple(missing[number :: where.shards]) for number in range(where.shards)]
-    parts = [
-        PartJob(f"part {number}", request, manifest, folder, share, number)
-        for number, share in enumerate(shares)
-        if share
-    ]
+    parts = [PartJob(f"part {n}", request, manifest, folder, share, n) for n, share in enumerate(shares) if share]
     run(parts, f"parts {manifest.target.compression}")
     if missing or request.costs.measure or not has_costs(writer, request):
         indices = tuple(prompt.index for prompt, _ in encoded)

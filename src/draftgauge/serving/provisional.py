@@ -100,7 +100,7 @@ def to_measure(engine: Engine, manifest: Manifest, file: Path) -> str:
         words += ["--prompts", manifest.prompts.path]
         return f"record a run there: `{shlex.join([*words, '--out', f'{engine.name}-run'])}`"
     if engine.name not in CLIENTS:
-        return f"write what a step takes there to {file}"
+        return f"write what a step takes there to {file} (docs/costs.md shows how)"
     kind, draft = manifest.drafter, manifest.draft
     target, source = manifest.target.source, None if draft is None else draft.source
     if engine.name == "llama-server":

@@ -8,14 +8,12 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.drafters.anchors import DEEPEST, AnchorCache
 from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
-from draftgauge.drafters.dense import CHUNK, DenseDrafts, cut_after_end, cut_at_context, note
+from draftgauge.drafters.dense import CHUNK, DenseDrafts, Rows, note
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.decoder import Branches, DrafterNet
 from draftgauge.drafters.formats.files import checkpoint_fingerprint, is_checkpoint, read_config, weight_files
@@ -35,38 +33,23 @@ class CheckpointDrafter(ReuseDrafter):
     net: DrafterNet  # type: ignore[assignment]
     _branches: Branches | None = None  # the draft that was begun last
 
-    @torch.inference_mode()
-    def draft_everywhere(
-        self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
-    ) -> DenseDrafts:
-        """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`; positions are drafted from many at a time."""
-        drafts = DenseDrafts.empty(len(output), gamma_max)
-        text, cache = [*prompt_tokens, *output[:-1]], self.net.begin()
-        anchors, first = len(text) - 1, len(prompt_tokens) - 2  # ``first`` is the anchor of row 0, -1 if there is none
-        if anchors < 1:
-            return drafts
-        following = upload(text[1:], self.target.spec.device)
-        begin = self.net.take_in(cache, following, self.taps.hidden(0, anchors))
-        longest = min(gamma_max, DEEPEST, self.net.layout.longest or gamma_max)
-        many = max(1, CHUNK // (self.net.layout.longest or 1))
-        for anchor in range(max(first, 0), anchors, many):
-            until = min(anchor + many, anchors)
-            branches = self.net.branches(cache, anchor, begin[anchor:until])
-            self._grow(branches, np.arange(anchor, until) - first, longest, drafts)
-        cut_at_context(drafts, self.target.spec.context - len(prompt_tokens) + 1)
-        cut_after_end(drafts, self._builder.end_tokens)
-        return drafts
-
-    def _grow(self, branches: Branches, rows: np.ndarray, longest: int, drafts: DenseDrafts) -> None:
-        logits = branches.logits
-        for depth in range(longest):
-            best = logits.argmax(-1)
-            tokens = best if self.net.d2t is None else self.net.d2t[best]
-            note(logits, tokens, drafts, rows, depth)
-            if branches.confidence is not None:
-                drafts.shown[0, rows, depth] = branches.confidence.cpu().numpy()
-            if depth + 1 < longest:
-                logits = branches.advance(tokens)
+    def _draft_from(self, anchors: Rows, rows: Rows, text: list[int], drafts: DenseDrafts) -> None:
+        cache, following = self.net.begin(), upload(text[1:], self.target.spec.device)
+        begin, of_block = (
+            self.net.take_in(cache, following, self.taps.hidden(0, len(following))),
+            self.net.layout.longest,
+        )
+        longest, many = min(drafts.tokens.shape[1], DEEPEST, of_block or DEEPEST), max(1, CHUNK // (of_block or 1))
+        for start in range(0, len(anchors), many):
+            at = anchors[start : start + many]
+            branches = self.net.branches(cache, int(at[0]), begin[at[0] : at[-1] + 1])
+            part, logits = rows[start : start + many], branches.logits
+            for depth in range(longest):
+                best = logits.argmax(-1)
+                tokens = best if self.net.d2t is None else self.net.d2t[best]
+                note(logits, tokens, drafts, part, depth, branches.confidence)
+                if depth + 1 < longest:
+                    logits = branches.advance(tokens)
 
     def _within_context(self, limit: int) -> int:
         return min(super()._within_context(limit), self.net.layout.longest or limit)
@@ -141,7 +124,7 @@ class CheckpointSource(DraftSource):
 
     def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> CheckpointDrafter:
         assert taps is not None
-        return CheckpointDrafter(self.net, target, taps, *how)  # type: ignore[arg-type]
+        return self.drafter_type(self.net, target, taps, *how)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         assert self.source is not None

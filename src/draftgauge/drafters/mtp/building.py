@@ -17,7 +17,7 @@ from draftgauge.drafters.mtp.head import Head, head_class, head_config, take_nor
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
 from draftgauge.models.base import CachedModel, decoder_layers, final_norm
 from draftgauge.models.folder import OF_MTP, explained
-from draftgauge.models.spec import no_bars, no_hints
+from draftgauge.models.spec import LOADING, no_bars, no_hints
 
 
 def build_mtp(source: str | Path, target: CachedModel) -> MtpNet:
@@ -82,7 +82,7 @@ def _head(
             tensor = tensor * (width / getattr(text, family.scaled[part])) ** 0.5
         state[f"layers.{at}.{name.removeprefix(prefix)}"] = tensor
     config = head_config(text, family, number)
-    with explained(f"the MTP head of {source}"), no_bars(), no_hints("modeling_utils"), no_hints("distributed"):
+    with explained(f"the MTP head of {source}"), no_bars(), no_hints(*LOADING):
         decoder, report = head_class(module, config).from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.files import file_sha256
-from draftgauge.drafters.base import Drafting, DraftSource, LoadOptions, Source, register_drafter
-from draftgauge.drafters.formats.live import CheckpointDrafter
+from draftgauge.drafters.base import Drafting, LoadOptions, Source, register_drafter
+from draftgauge.drafters.formats.live import CheckpointDrafter, CheckpointSource
 from draftgauge.drafters.mtp.building import build_mtp, stored_heads
 from draftgauge.drafters.mtp.files import headers, is_extracted
 from draftgauge.drafters.mtp.net import MtpLayout, MtpNet
@@ -21,7 +21,7 @@ from draftgauge.drafters.reuse.persistence import is_mtp_head, load_drafter, rea
 from draftgauge.models.base import CachedModel, layer_count
 from draftgauge.models.folder import OF_MTP, is_gguf, resolve_source
 from draftgauge.models.spec import read_configuration
-from draftgauge.models.taps import TapPlan, Taps
+from draftgauge.models.taps import Taps
 
 
 class MtpDrafter(CheckpointDrafter):
@@ -43,17 +43,14 @@ def drafter_of(net: ReuseNet, target: CachedModel, taps: Taps, how: Drafting) ->
 
 
 @register_drafter
-class MtpSource(DraftSource):
+class MtpSource(CheckpointSource):
     """The MTP heads of a target."""
 
     name = "mtp"
     takes = "a folder of MTP tensors"
+    self_describing = False
+    net: MtpNet
     drafter_type = MtpDrafter
-
-    def __init__(self, source: str | Path, net: MtpNet) -> None:
-        self.source, self.net = source, net
-        self.family, self.engine = net.layout.family, "modules"
-        self.tap_plan, self.longest = TapPlan(net.layout.taps), net.layout.longest
 
     @classmethod
     def recognises(cls, drafter: str | Path) -> bool:
@@ -85,10 +82,6 @@ class MtpSource(DraftSource):
             assert isinstance(trained, OwnLayerNet)
             return cls(own, drafting_net(trained, target))
         return cls(own, build_mtp(own, target))
-
-    def drafter(self, target: CachedModel, taps: Taps | None, how: Drafting) -> MtpDrafter:
-        assert taps is not None
-        return MtpDrafter(self.net, target, taps, *how)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """Of the files that hold the tensors."""

@@ -24,8 +24,9 @@ from draftgauge.drafters.base import (
     UnreadDraft,
     register_drafter,
 )
-from draftgauge.drafters.dense import DenseDrafts, cut_after_end, cut_at_context, note
+from draftgauge.drafters.dense import CHUNK, DenseDrafts, Rows, cut_after_end, cut_at_context, note
 from draftgauge.drafters.language_model import DraftBuilder
+from draftgauge.drafters.reuse.rotary import Tables, window
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import absorb, begin, step
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -36,11 +37,10 @@ from draftgauge.drafters.reuse.persistence import (
     load_drafter,
     read_description,
 )
-from draftgauge.drafters.reuse.rotary import Tables, window
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.graphs import Recorded, graph_pool
-from draftgauge.models.taps import Taps
+from draftgauge.models.taps import Features, Taps
 from draftgauge.verification import Sampling
 
 RECORDED_ANCHORS = 16  # taken in together, at most; more are rare, and their passes just run
@@ -126,8 +126,7 @@ class ReuseDrafter:
         self._take_in()
         if limit <= 0 or not self._cache.length:
             return Draft([])
-        first, advance = self._drafting()
-        return self._builder.build(first, advance, limit, keep_drafting, reads, self._confidence_at())
+        return self._builder.build(*self._drafting(), limit, keep_drafting, reads, self._confidence_at())
 
     @torch.inference_mode()
     def propose_unread(self, limit: int) -> UnreadDraft | None:
@@ -137,11 +136,41 @@ class ReuseDrafter:
         self._take_in()
         if limit <= 0 or not self._cache.length:
             return None
-        first, advance = self._drafting()
-        return self._builder.build_unread(first, advance, limit)
+        return self._builder.build_unread(*self._drafting(), limit)
 
     def commit(self, accepted: int, tokens: list[int]) -> None:
         self._text += tokens
+
+    @torch.inference_mode()
+    def draft_everywhere(
+        self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
+    ) -> DenseDrafts:
+        """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`: many positions are drafted from together."""
+        drafts, begin = DenseDrafts.empty(len(output), gamma_max), len(prompt_tokens) - 2
+        text = [*prompt_tokens, *output[:-1]]
+        anchors = np.arange(max(0, begin), len(text) - 1)  # a text of one token has none
+        if len(anchors):
+            self._draft_from(anchors, anchors - begin, text, drafts)
+            cut_at_context(drafts, self.target.spec.context - begin - 1)
+            cut_after_end(drafts, self._builder.end_tokens)
+        return drafts
+
+    def _draft_from(self, anchors: Rows, rows: Rows, text: list[int], drafts: DenseDrafts) -> None:
+        """Note the drafts from these anchors of a text, all up to its last, in these rows; unrolled as in training."""
+
+        def follow(depth: int, states: Tensor) -> Tensor:
+            drafted = []
+            for start in range(0, len(rows), CHUNK):
+                logits = self.net.logits(states[0, start : start + CHUNK]).float()
+                drafted.append(self.net.target_ids(logits.argmax(-1)))
+                note(logits, drafted[-1], drafts, rows[start : start + CHUNK], depth)
+            return torch.cat(drafted)[None]
+
+        tokens, count = upload(text, self.target.spec.device)[None], len(text) - 1
+        hidden = self.taps.hidden(0, count)[None] if self.taps.plan.hidden_layers else None
+        keys, values = (None if each is None else each[None] for each in self.taps.keys_values(0, count))
+        seen, depths = Features(hidden, keys, values, tokens.new_empty(0)), min(drafts.tokens.shape[1], DEEPEST)
+        follow(depths - 1, self.net.unroll_drafts(tokens, seen, depths, int(anchors[0]), count, follow)[-1])
 
     def _within_context(self, limit: int) -> int:
         return min(limit, self.target.spec.context - len(self._text) + 1, DEEPEST)
@@ -193,32 +222,19 @@ class BlockDrafter(ReuseDrafter):
     net: BlockNet
     _block: Tensor | None = None  # [b, H] states after the last committed token
 
-    @torch.inference_mode()
-    def draft_everywhere(
-        self, prompt_tokens: list[int], output: list[int], gamma_max: int, vocabulary: int
-    ) -> DenseDrafts:
-        """See :class:`~draftgauge.drafters.dense.DraftsEverywhere`: the blocks of all positions are run together."""
-        drafts = DenseDrafts.empty(len(output), gamma_max)
-        self.prefill([*prompt_tokens, *output[:-1]])
-        text, begin = torch.tensor(self._text, device=self.target.spec.device), len(prompt_tokens)
-        rows = np.arange(max(0, 2 - begin), len(output))  # a text of one token has no anchor
-        size = min(gamma_max, self.net.config.block)
+    def _draft_from(self, anchors: Rows, rows: Rows, text: list[int], drafts: DenseDrafts) -> None:
+        self.prefill(text)
+        tokens = torch.tensor(text, device=self.target.spec.device)
         for start in range(0, len(rows), CHUNK_BLOCKS):
-            part = rows[start : start + CHUNK_BLOCKS]
-            anchors = torch.as_tensor(part + begin - 2)[None]
-            places = anchors.to(text.device)
+            part, at = rows[start : start + CHUNK_BLOCKS], torch.as_tensor(anchors[start : start + CHUNK_BLOCKS])[None]
+            places = at.to(tokens.device)
             seen = _seen(self.net, self._cache, self._begun[0])
-            states = self.net.run(text[places + 1], anchors, seen, places + 1)[0]
-            estimated, before = self.net.confidences(states), text[places[0] + 1]
-            for depth in range(size):
+            states = self.net.run(tokens[places + 1], at, seen, places + 1)[0]
+            estimated, before = self.net.confidences(states), tokens[places[0] + 1]
+            for depth in range(min(drafts.tokens.shape[1], self.net.config.block)):
                 logits = self.net.logits(states[:, depth], before)
                 before = self.net.target_ids(logits.argmax(-1))
-                note(logits, before, drafts, part, depth)
-                if estimated is not None:
-                    drafts.shown[0, part, depth] = estimated[:, depth].cpu().numpy()
-        cut_at_context(drafts, self.target.spec.context - begin + 1)
-        cut_after_end(drafts, self._builder.end_tokens)
-        return drafts
+                note(logits, before, drafts, part, depth, None if estimated is None else estimated[:, depth])
 
     def _within_context(self, limit: int) -> int:
         return min(super()._within_context(limit), self.net.config.block)

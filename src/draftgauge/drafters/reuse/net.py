@@ -22,6 +22,8 @@ from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.drafters.reuse.rotary import RotaryTables, Tables, window
 from draftgauge.models.taps import Features
 
+Follow = Callable[[int, Tensor], Tensor]
+
 
 class ReuseNet(nn.Module):
     """A drafter of any design (see :class:`ReuseConfig`).
@@ -140,9 +142,18 @@ class ReuseNet(nn.Module):
         return self._unroll(tokens, features, depths, first, anchors)
 
     def _unroll(self, tokens: Tensor, features: Features, depths: int, first: int, anchors: int) -> list[Tensor]:
-        embedded = self.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]
+        return self.unroll_drafts(tokens, features, depths, first, anchors, None)
+
+    def unroll_drafts(
+        self, tokens: Tensor, features: Features, depths: int, first: int, anchors: int, follow: Follow | None
+    ) -> list[Tensor]:
+        """:meth:`unroll` on tokens that ``follow`` drafts, ``[B, A - first]`` from a depth and its states.
+
+        ``tokens`` then end with the one after the last anchor. None takes the teacher's.
+        """
+        embedded = self.embed(tokens[:, 1 : anchors + depths])  # [B, A + K - 1, H]; [B, A, H] where drafts follow
         parts = [block.token_parts(embedded) for block in self.blocks]
-        memories, tables = [Memory() for _ in self.blocks], self.tables(tokens.shape[1], embedded)
+        memories, tables = [Memory() for _ in self.blocks], self.tables(anchors + depths + 1, embedded)
         if self.traits.reads_kv:
             assert features.keys is not None, "this design reads keys"
             assert features.values is not None, "this design reads values"
@@ -153,11 +164,15 @@ class ReuseNet(nn.Module):
         start = 0 if self.traits.self_attends else first
         hidden = None if features.hidden is None else features.hidden[:, start:anchors]
         stream: Tensor | None = None
-        states = []
+        states: list[Tensor] = []
         for depth in range(depths):
             begin, end = start + depth, anchors + depth
-            entering = self.entering(embedded[:, begin:end], hidden if depth == 0 else None, stream)
-            rows = [part.window(begin, end) for part in parts]
+            if depth == 0 or follow is None:
+                read, rows = embedded[:, begin:end], [part.window(begin, end) for part in parts]
+            else:
+                read = self.embed(follow(depth - 1, states[-1]))
+                rows = [block.token_parts(read) for block in self.blocks]
+            entering = self.entering(read, hidden if depth == 0 else None, stream)
             skipped = first - start  # rows of anchors that nothing is drafted from
 
             def remember(layer: int, heads: BlockHeads, depth: int = depth, skipped: int = skipped) -> Memory:

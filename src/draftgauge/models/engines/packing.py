@@ -159,7 +159,7 @@ def _fastest(weights: Sequence[Tensor], can: bool) -> Layout:
     if not _packable(weights[0]) and (able or weights[0].dtype != torch.float32):
         one, several = found[best]
         lacks = "this PyTorch lacks what packs weights" if able else f"oneDNN multiplies no {dtype} on this processor"
-        instead = "" if able else "; fp32 packs them, int4 and int8-weight need no oneDNN"
+        instead = "" if able else "; fp32 packs them, int8-dynamic, int8-weight and int4 need kernels of PyTorch alone"
         warn(f"{lacks}, so weights are not packed: {VERIFIED} tokens take {several / one:.1f} times one{instead}")
     return best
 
