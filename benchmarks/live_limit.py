@@ -35,10 +35,9 @@ from real_pair import DRAFT, GAMMA_MAX, RUNS, TARGET, TASKS, drawn_prompts
 
 from draftgauge.benching.arms import Arm, ArmRun, BenchPrompt, bench_arms
 from draftgauge.core.errors import warn
-from draftgauge.core.parts import generator
+from draftgauge.core.parts import Rendering, generator
 from draftgauge.core.prompts import TEST, TRAIN, in_turn, read_prompts
 from draftgauge.core.provenance import environment, read_measurement
-from draftgauge.core.rendering import Rendering
 from draftgauge.judging.speed import Speed
 from draftgauge.judging.statistics.bootstrap import columns
 from draftgauge.models.loading import load_model, load_tokenizer

@@ -28,8 +28,8 @@ from draftgauge.api.bench import bench
 from draftgauge.api.fit import FITS
 from draftgauge.api.profile import profile
 from draftgauge.api.runs import Run
+from draftgauge.core.parts import Rendering
 from draftgauge.core.prompts import TEST, TRAIN, read_prompts
-from draftgauge.core.rendering import Rendering
 from draftgauge.judging.evaluate import evaluate_design
 from draftgauge.judging.ranking import tune_rivals
 from draftgauge.judging.replay import best_fixed_gamma, replay_fixed_all

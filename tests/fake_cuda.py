@@ -272,6 +272,6 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: fake.read("synchronize"))
     monkeypatch.setattr("draftgauge.models.engines.lean_weights.PLAIN_TENSORS", (FakeTensor, nn.Parameter))
-    monkeypatch.setattr("draftgauge.models.engines.lean_attention.causal_lower_right", _real_bias)
+    monkeypatch.setattr("draftgauge.models.engines.lean.causal_lower_right", _real_bias)
     with FakeTensorMode(allow_non_fake_inputs=True), _Launches(fake), _Methods(fake):
         yield fake

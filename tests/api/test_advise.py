@@ -18,7 +18,7 @@ from draftgauge.api.advise import advise
 from draftgauge.api.replay import replay
 from draftgauge.api.report import write_report
 from draftgauge.core.errors import DraftgaugeError
-from draftgauge.core.rendering import Rendering
+from draftgauge.core.parts import Rendering
 from draftgauge.judging.fitting import FITTED, fit_stopping
 from draftgauge.judging.splits import split_trace
 from draftgauge.pair import deployed

@@ -16,8 +16,8 @@ from draftgauge.api.bench import bench
 from draftgauge.api.generate import generate
 from draftgauge.api.profile import profile
 from draftgauge.core.errors import DraftgaugeError, ModelError, PromptError, TraceError
-from draftgauge.core.prompts import Message, read_prompts
-from draftgauge.core.rendering import Rendering, turns_of
+from draftgauge.core.parts import Rendering
+from draftgauge.core.prompts import Message, read_prompts, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.integrations.transformers import speculative

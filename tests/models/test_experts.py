@@ -20,8 +20,8 @@ import draftgauge
 from command_line import succeeds
 from draftgauge.core.errors import ModelError
 from draftgauge.models.base import CachedModel
-from draftgauge.models.experts import experts_read
 from draftgauge.models.loading import wrap
+from draftgauge.pair.costs import experts_read
 from generating import plain_and_speculative, prompt, target_of
 from tiny import MIXTURES, one_pass, save_tiny, tiny_model, tokens
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from draftgauge.core.errors import PromptError
-from draftgauge.core.rendering import Rendering
+from draftgauge.core.parts import Rendering
 from draftgauge.models.tokenizer import answers_warning, encode_prompt
 from tiny import tiny_tokenizer
 

@@ -17,7 +17,7 @@ import pytest
 import draftgauge as package
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError
-from draftgauge.core.rendering import Rendering
+from draftgauge.core.parts import Rendering
 from draftgauge.core.signals import SignalName
 from draftgauge.traces.costs import CostCurve, Measurement
 from draftgauge.traces.datastore import (

@@ -10,7 +10,7 @@ from draftgauge.core.files import remove_temporaries
 from draftgauge.core.verb import verb
 from draftgauge.drafters.formats import dflash, eagle3
 from draftgauge.drafters.formats.writing import ORIGIN, write_checkpoint
-from draftgauge.drafters.mtp import writing as mtp
+from draftgauge.drafters.mtp import files as mtp
 from draftgauge.drafters.reuse.persistence import read_config, read_description, read_weights, trained_depths
 from draftgauge.models.folder import resolve_source
 from draftgauge.requests import ExportRequest

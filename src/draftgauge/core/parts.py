@@ -1,6 +1,7 @@
 """Parts of what verbs can be asked, such as a pair, prompts, lengths, sampling: each option is defined here once.
 
-With the names of how a model's weights are held; :mod:`draftgauge.models.device` says what they mean.
+With how conversations are put before a model, and the names of how its weights are held;
+:mod:`draftgauge.models.device` says what these mean.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from draftgauge.core.artefacts import parse_json
 from draftgauge.core.config import option
 from draftgauge.core.errors import DraftgaugeError, warn
 from draftgauge.core.prompts import kept_pipe
-from draftgauge.core.rendering import Rendering, template_arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +102,42 @@ class TeacherSpec:
     def __post_init__(self) -> None:
         if self.prompts is not None:
             object.__setattr__(self, "prompts", Path(kept_pipe(str(self.prompts)) or self.prompts))
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How prompts are put before a model.
+
+    ``template_args`` go to the tokenizer's chat template; ``system`` is a message in front of conversations that have
+    none. ``chat``: whether text is a user's message; None: where the tokenizer has a chat template. Of a prompt with
+    several user turns, each of the first ``turns`` is a prompt of its own.
+    """
+
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    chat: bool | None = None
+    turns: int = 1
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of the command line, for conversations that look the same."""
+        words = [] if self.chat is None else ["--chat" if self.chat else "--raw"]
+        words += [] if self.system is None else ["--system", self.system]
+        words += ["--chat-template-args", json.dumps(dict(self.template_args))] if self.template_args else []
+        return tuple(words)
+
+
+def template_arguments(given: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Arguments of a chat template, as a mapping or as a JSON object in text."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not given.strip():
+        return {}
+    example = "it must be a JSON object such as '{\"enable_thinking\": false}'"
+    values = parse_json(given, f"chat_template_args {given[:80]!r}", example)
+    if not isinstance(values, dict):
+        raise DraftgaugeError(f"chat_template_args must be a JSON object of names and values, not {given!r}")
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -353,3 +353,32 @@ def _kind(value: Any) -> str:
 
 def _listed(names: Any) -> str:
     return ", ".join(dict.fromkeys(names)) or "nothing"
+
+
+def turns_of(prompts: Iterable[Prompt], turns: int) -> list[Prompt]:
+    """Each user turn as a prompt of its own, up to ``turns`` of a prompt; what is no list of turns stays as it is.
+
+    A later turn has its user's messages in ``turns`` and no ``messages`` yet: the answers between them are still to
+    come. Its index is ``turns`` times that of its line, plus its place there, so that no filter changes it.
+    """
+    if turns == 1:
+        return list(prompts)
+    expanded: list[Prompt] = []
+    for prompt in prompts:
+        said = prompt.turns or ("",)
+        first = replace(prompt, index=prompt.index * turns)
+        if prompt.turns:
+            first = replace(first, text="", messages=(Message("user", said[0]),), turns=said[:1])
+        expanded.append(first)
+        expanded += [
+            replace(
+                first,
+                index=first.index + turn,
+                identifier=f"{prompt.identifier}/{turn + 1}",
+                messages=(),
+                turns=said[: turn + 1],
+                reference=None,
+            )
+            for turn in range(1, min(turns, len(said)))
+        ]
+    return expanded

@@ -16,8 +16,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import ModelError, PromptError, warn
+from draftgauge.core.parts import Rendering
 from draftgauge.core.prompts import Prompt, check_unicode
-from draftgauge.core.rendering import Rendering
 from draftgauge.models.folder import reference_path
 from draftgauge.traces.trace import distinct_share
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftgauge.core.config import given_settings, settings_of
 from draftgauge.core.errors import DraftgaugeError, ModelError, TraceError
+from draftgauge.core.parts import Rendering
 from draftgauge.core.prompts import Prompt
-from draftgauge.core.rendering import Rendering
 from draftgauge.core.verb import verb
 from draftgauge.drafters.base import Drafter, Drafting, DraftSource, LoadOptions, choose_drafter, drafter_kind
 from draftgauge.drafters.language_model import LanguageModelSource

@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from draftgauge.core.errors import PromptError, TraceError
+from draftgauge.core.parts import Rendering
 from draftgauge.core.prompts import (
     SPLITS,
     Message,
@@ -17,9 +18,9 @@ from draftgauge.core.prompts import (
     first_in_turn,
     first_per_task,
     read_prompts,
+    turns_of,
     unsealed,
 )
-from draftgauge.core.rendering import Rendering, turns_of
 from draftgauge.decoding.plain import plain_decode
 from draftgauge.decoding.settings import DecodingSettings
 from draftgauge.models.base import CachedModel
@@ -122,7 +123,7 @@ def encode_prompts(
 def with_answers(
     model: PromptEncoder, prompts: Sequence[Prompt], rendering: Rendering, max_new_tokens: int, truncate: bool
 ) -> list[Prompt]:
-    """The prompts, later turns (see :func:`draftgauge.core.rendering.turns_of`) behind the conversation so far, which
+    """The prompts, later turns (see :func:`draftgauge.core.prompts.turns_of`) behind the conversation so far, which
     the target answers greedily.
 
     A conversation that leaves no room for an answer is not answered any more, unless it may be truncated. Its next turn

@@ -26,10 +26,9 @@ from draftgauge.meter import BatchMeterPlan, MeterPlan, default_contexts, measur
 from draftgauge.models.device import draft_compression, peak_memory_gib
 from draftgauge.models.engines.lean import LeanModel
 from draftgauge.models.engines.static import check_caches_fit
-from draftgauge.models.experts import experts_read
 from draftgauge.models.loading import engine_at, planned_dtype
 from draftgauge.models.tokenizer import vocabulary_digest
-from draftgauge.pair.costs import keep_costs, measured
+from draftgauge.pair.costs import experts_read, keep_costs, measured
 from draftgauge.pair.loading import Pair, load_pair, sampling_of
 from draftgauge.pair.prompts import EncodedPrompt, choose_prompts, encode_prompts, prompt_name
 from draftgauge.pair.served import note_differences, usable_answers

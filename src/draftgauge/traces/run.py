@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from draftgauge.core.artefacts import Artefact
 from draftgauge.core.config import from_mapping, to_mapping
 from draftgauge.core.errors import DraftgaugeError, TraceError, warn
-from draftgauge.core.parts import COMPRESSIONS, UNCOMPRESSED, Compression
-from draftgauge.core.rendering import Rendering
+from draftgauge.core.parts import COMPRESSIONS, UNCOMPRESSED, Compression, Rendering
 from draftgauge.traces.costs import AGAIN, CostCurve
 from draftgauge.traces.sampled import with_chances
 from draftgauge.traces.shards import (

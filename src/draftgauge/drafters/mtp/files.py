@@ -1,4 +1,7 @@
-"""The tensors of MTP heads in the files of a target, or in a folder of their own; nothing else of them is read."""
+"""The tensors of MTP heads in the files of a target, or in a folder of their own; nothing else of them is read.
+
+A trained head is written in Qwen3.5's keys, which its weights have already.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from draftgauge.core.errors import ModelError
+from draftgauge.core.errors import DraftgaugeError, ModelError
 from draftgauge.drafters.formats.files import weight_files
-from draftgauge.drafters.mtp.families import COUNTS, OUTER, UNUSED, MtpFamily, family_of
+from draftgauge.drafters.mtp.families import COUNTS, FAMILIES, OUTER, UNUSED, MtpFamily, family_of, trained_family
+from draftgauge.drafters.reuse.config import ReuseConfig
 from draftgauge.models.folder import INDEX, OF_MTP, read_mapping
 
 SHOWN = 4  # names that a message lists
@@ -112,3 +116,22 @@ def heads_of(family: MtpFamily, found: Mapping[str, Stored], layers: int) -> lis
 def some(names: Any) -> str:
     listed = sorted(names)
     return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
+
+
+def check_exportable(config: ReuseConfig) -> None:
+    """Refuse what is no MTP head, and a head of a family that ships it otherwise or not at all."""
+    if not config.traits.own_layer or trained_family(config.target_family) not in FAMILIES.values():
+        what = "an MTP head" if config.traits.own_layer else f"the {config.design} design as an MTP head"
+        raise DraftgaugeError(
+            f"no serving engine loads {what} of {config.target_family} targets in the layout of Qwen3.5: run it with "
+            "draftgauge itself, with --drafter FOLDER"
+        )
+
+
+def checkpoint_tensors(config: ReuseConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return dict(weights)
+
+
+def checkpoint_config(config: ReuseConfig) -> dict[str, Any]:
+    """What the target's own ``config.json`` must say of the head, but for the dtype."""
+    return {"model_type": config.target_family, "mtp_num_hidden_layers": 1}

@@ -26,7 +26,6 @@ from draftgauge.drafters.base import (
 )
 from draftgauge.drafters.dense import CHUNK, DenseDrafts, Rows, cut_after_end, cut_at_context, note
 from draftgauge.drafters.language_model import DraftBuilder
-from draftgauge.drafters.reuse.rotary import Tables, window
 from draftgauge.drafters.reuse.blockwise import CHUNK_BLOCKS, BlockNet, Seen
 from draftgauge.drafters.reuse.drafting import absorb, begin, step
 from draftgauge.drafters.reuse.net import ReuseNet
@@ -37,6 +36,7 @@ from draftgauge.drafters.reuse.persistence import (
     load_drafter,
     read_description,
 )
+from draftgauge.drafters.reuse.rotary import Tables, window
 from draftgauge.models.base import CachedModel
 from draftgauge.models.device import upload
 from draftgauge.models.graphs import Recorded, graph_pool

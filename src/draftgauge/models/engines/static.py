@@ -23,8 +23,7 @@ from transformers import PreTrainedModel
 from draftgauge.core.errors import ModelError, warn
 from draftgauge.models.base import grown
 from draftgauge.models.device import free_bytes, upload
-from draftgauge.models.engines.lean import PREFILL_CHUNK, LeanModel, run_layers
-from draftgauge.models.engines.lean_attention import attend_over, masks_by_layer
+from draftgauge.models.engines.lean import PREFILL_CHUNK, LeanModel, attend_over, masks_by_layer, run_layers
 from draftgauge.models.engines.lean_weights import LeanWeights
 from draftgauge.models.graphs import Recorded, graph_pool
 from draftgauge.models.spec import attention_kernels, check_context

@@ -22,10 +22,9 @@ from transformers import PreTrainedTokenizerBase
 from draftgauge.core.config import to_mapping
 from draftgauge.core.errors import DraftgaugeError, PromptError, warn
 from draftgauge.core.files import alone, require_writable_file
-from draftgauge.core.parts import UNCOMPRESSED, generator
+from draftgauge.core.parts import UNCOMPRESSED, Rendering, generator
 from draftgauge.core.progress import Progress, silent
 from draftgauge.core.prompts import TRAIN, Message, Prompt, for_training, prompts_sha256, read_prompts
-from draftgauge.core.rendering import Rendering
 from draftgauge.drafters.reuse.persistence import target_fingerprint
 from draftgauge.models.base import CachedModel
 from draftgauge.models.folder import REFERENCE, bundled_questions
