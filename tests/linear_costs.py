@@ -16,7 +16,7 @@ class LinearCosts:
     """What policies that weigh cost ask of a cost curve."""
 
     gamma_max: int = 32
-    contexts: tuple[int, ...] = (0, 100, 1000)
+    contexts: tuple[int, ...] = (0, 10, 100, 1000)
     drafting: float = 0.1
     reading: float = 0.0
     rollback: float = 0.0

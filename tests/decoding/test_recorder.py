@@ -43,10 +43,8 @@ def related_pair() -> tuple[CachedModel, CachedModel]:
     return wrap(tiny_model()), wrap(noisy(tiny_model(), 0.15))
 
 
-def greedy(
-    target: CachedModel, prompt: list[int], count: int = 40, end_tokens: frozenset[int] = frozenset()
-) -> list[int]:
-    return plain_decode(target, prompt, DecodingSettings(count, end_tokens=end_tokens)).tokens
+def greedy(target: CachedModel, prompt: list[int], count: int = 40, ends: frozenset[int] = frozenset()) -> list[int]:
+    return plain_decode(target, prompt, DecodingSettings(count, end_tokens=ends)).tokens
 
 
 def record(
@@ -63,12 +61,10 @@ def assert_same_drafts(fast: DenseDrafts, slow: DenseDrafts) -> None:
     np.testing.assert_allclose(fast.shown, slow.shown, atol=2e-5)
 
 
-def drafted(
-    draft: CachedModel, prompt: list[int], output: list[int], gamma_max: int = GAMMA_MAX, **options
-) -> DenseDrafts:
+def drafted(draft: CachedModel, prompt: list[int], output: list[int], most: int = GAMMA_MAX, **options) -> DenseDrafts:
     """From all positions together, which is as from one after the other."""
-    fast = draft_densely(draft, prompt, output, gamma_max, **options)
-    slow = draft_position_by_position(LanguageModelDrafter(draft, **options), prompt, output, gamma_max)
+    fast = draft_densely(draft, prompt, output, most, **options)
+    slow = draft_position_by_position(LanguageModelDrafter(draft, **options), prompt, output, most)
     assert_same_drafts(fast, slow)
     return fast
 
@@ -78,7 +74,7 @@ def test_drafts_end_with_an_end_token() -> None:
     prompt = tokens(9, seed=3).tolist()
     plain = greedy(target, prompt)
     ends = frozenset({plain[30], plain[-1]})  # one ends the output, both end drafts
-    output = greedy(target, prompt, end_tokens=ends)
+    output = greedy(target, prompt, ends=ends)
     assert output[-1] in ends
     fast = drafted(draft, prompt, output, end_tokens=ends)
     ended = np.isin(fast.tokens, list(ends))

@@ -111,12 +111,12 @@ def test_sglang_s_tiers_leave_drafting_out_and_try_it_again() -> None:
     assert lengths[14:35] == [0] * 5 + [1] * 5 + [0] * 5 + [1] * 5 + [3]
     assert BatchTiers(7).tier(7).candidates == (1, 3, 5, 7)
     assert BatchTiers(7, tiers={4: ((2,), TierRule()), 9: ((1,), TierRule())}).tier(1).length == 2
-    tier = StepTier((0, 3), 0, TierRule(warm_up=0, every=1))
-    tier.update([0])
-    assert (tier.length, tier._average) == (3, 2.0)  # as if begun there
-    tier = StepTier((1, 3, 7), 7, TierRule(1.0, 0, 1, down=-9.0, ceiling=1.5))
-    tier.update([2])
-    assert tier.length == 3
+    rule = TierRule(1.0, 0, 1, down=-9.0, up=0.6, ceiling=1.5)
+    cases = ((0, (0, 3), 0, (3, 2.0)), (7, (1, 3, 7), 2, (3, 2.0)), (1, (1, 3), 1, (1, 1.0)))  # as if begun at 3
+    for start, candidates, accepted, then in cases:
+        tier = StepTier(candidates, start, rule)
+        tier.update([accepted])
+        assert (tier.length, tier._average) == then
     assert [BatchTiers(7).tier(size).length for size in (1, 8, 32, 64, 500)] == [3, 3, 1, 0, 0]
     batch = make_batch_policy("sglang-tiers", 64, GAMMA, None)
     assert batch.first(dict.fromkeys(range(64), 4)) == []
@@ -308,6 +308,7 @@ def test_of_tokens_that_are_equally_frequent_the_one_that_overtook_last_is_first
     places = [{5: [1, 4], 6: [2, 3]}, {5: [1, 3], 6: [2, 4]}, {5: [1], 6: [2, 5], 7: [3, 4]}]
     assert [_first(following) for following in places] == [5, 6, 7]
     assert following(make_policy("suffix", 8), [1, 2, 3, 4], [1]) == [[2]]  # where a single token matches, too
+    assert following(make_policy("hf-prompt-lookup", 8), [1, 2, 3, 4], [1]) == [[2, 3, 4, 1]]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -183,11 +183,12 @@ def test_vllm_learns_the_chance_from_the_margin_of_logits() -> None:
 
 @pytest.mark.parametrize(("count", "sure", "learns"), [(40, 1, False), (200, 0, False), (200, 1, True)])
 def test_vllm_refuses_slopes_that_punish_sure_drafts_and_few_samples(count: int, sure: int, learns: bool) -> None:
-    policy = LearnedChances(1, refit=count, warm_up=0)
+    policy = LearnedChances(2, refit=count, warm_up=0)
     drafts = row(0.5, margins=[0.1]), row(0.9, margins=[0.8])
     for step in range(count):
         accepted = int(step % 2 == sure)
-        policy.observe(Step(1, accepted, accepted + 1, drafts[step % 2]))
+        policy.observe(Step(2, accepted, accepted + 1, [*drafts[step % 2], Signal(2, 0.5, 0.0, 0.1)]))
+        assert policy._depths[1].count <= policy._depths[0].count / 2 + 1  # none behind a refused one
     depth = policy._depths[0]
     assert depth.weight > 0 if learns else (depth.weight, depth.bias) == (0.0, 1.5)
 

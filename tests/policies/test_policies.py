@@ -106,6 +106,7 @@ def test_no_limit_exceeds_gamma_max(spec: str, arrays: SignalArrays, outcomes: l
         ("sglang-adaptive:warm_up=-1", "warm_up must be at least 0"),
         ("lookup:least=0", "least must be at least 1"),
         ("lookup:tokens=0", "tokens must be at least 1"),
+        ("vllm-ngram:tokens=0", "tokens must be at least 1"),
         ("vllm-ngram:least=6", "least must be at most longest, 5, not 6"),
         ("suffix:least=2", "least must be 0 to 1"),
         ("suffix:tokens=0", "tokens must be at least 1"),

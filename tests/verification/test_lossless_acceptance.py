@@ -203,8 +203,9 @@ def test_greedy_is_one_hot_of_the_lowest_tied_token():
 def test_ties_at_the_edges():
     tied = torch.tensor([1.0, 1.0, 0.0, 1.0]).log_softmax(-1)
     assert (probabilities(tied, Sampling(1.0, top_k=1)) > 0).tolist() == [True, True, False, True]
-    uniform = torch.zeros(4)
+    uniform, steep = torch.zeros(4), torch.tensor([0.0, -1.0])
     assert (probabilities(uniform, Sampling(1.0, top_p=0.5)) > 0).all()
+    assert probabilities(steep, Sampling(1.0, top_p=float(steep.softmax(-1)[0]))).tolist() == [1.0, 0.0]
 
 
 def test_all_tokens_are_kept_by_default_and_a_choice_is_a_draw():
