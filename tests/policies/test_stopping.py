@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.core.signals import NO_SIGNALS
-from draftgauge.policies.base import Signal
+from draftgauge.policies.base import Signal, seconds_by_length
 from draftgauge.policies.fitted import (
     FILE,
     FittedPolicy,
@@ -52,6 +52,7 @@ def test_prices_by_hand() -> None:
     assert prices.thresholds == pytest.approx([prices.rate * 0.7 / 0.875, prices.rate * 0.2, prices.rate * 0.2])
     assert prices.worth_of_drafting(0, 0.9) == pytest.approx(0.9 * 0.875 - prices.rate * 0.7)
     assert prices.worth_of_drafting(2, 0.9) == pytest.approx(0.45 - prices.rate * 0.1)
+    assert seconds_by_length(LinearCosts(), 2, NO_SIGNALS).tolist() == pytest.approx([1.0, 1.1, 1.2])  # amid contexts
 
 
 def test_what_rolling_back_takes_is_priced_by_hand() -> None:
