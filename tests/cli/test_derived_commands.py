@@ -126,6 +126,7 @@ def test_what_needs_no_model_needs_no_library_of_models(tmp_path: Path) -> None:
         (["demo", "--seconds", "nan"], "--seconds must be at least 1, not nan"),
         (["profile", "--out", PLACE, "--prompts", "reference:nope"], "train, validation, test"),
         (["profile", "--out", PLACE, "--split", "nope"], "train, validation, test"),
+        (["profile", "--out", PLACE, "--outputs", "nope.jsonl"], "there is no file of answers nope.jsonl"),
         (["generate", "hi", "--checkpoint-sampling", "--top-k", "3"], "takes temperature, --top-k"),
     ],
 )

@@ -42,7 +42,7 @@ from draftgauge.pair.recording import (
     record_in_parts,
     record_missing,
 )
-from draftgauge.pair.served import read_differences, said_left_out, usable_answers
+from draftgauge.pair.served import read_differences, read_outputs, said_left_out, usable_answers
 from draftgauge.requests import ProfileRequest, SamplingSpec
 from draftgauge.traces.run import MANIFEST_NAME, Manifest, Run
 from draftgauge.traces.trace import Trace, select
@@ -176,6 +176,8 @@ def _check_recordable(request: ProfileRequest) -> None:
             "only there the draft from one position tells of the next ones"
         )
     check_executor(request.where.executor)
+    if request.outputs is not None:
+        read_outputs(request.outputs)  # a file that cannot be used is refused before a model is loaded
 
 
 def _check_later_compressions(pair: Pair, request: ProfileRequest) -> None:
