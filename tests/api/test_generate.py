@@ -99,7 +99,7 @@ def test_sampling_is_decided_by_the_seed(pair: Pair, policy: str) -> None:
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": 1.0, "top_p": 0.0}, {"stop": ("",)}])
 def test_settings_out_of_range_are_refused_before_a_model_is_loaded(wrong: dict[str, Any]) -> None:
-    with pytest.raises(DraftgaugeError, match=r"temperature is 0 or more, .* not|a stop string is empty"):
+    with pytest.raises(DraftgaugeError, match=r"temperature must be 0 or more, .* not|a stop string is empty"):
         generate("hello", target="nowhere", **wrong)
     with pytest.raises(DraftgaugeError, match="-1"):
         generate("hello", "fixed:-1", target="nowhere")

@@ -183,7 +183,7 @@ def test_a_choice_names_a_kind_or_a_source(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "run" / "manifest.json").touch()
     for drafter, message in [
         ("reuse", "drafter reuse needs the folder of a trained drafter"),
-        ("oracle", "unknown drafter 'oracle': choose prompt_lookup, or give an EAGLE-3 .* or a draft model"),
+        ("oracle", "unknown drafter 'oracle': choose lookup, or give an EAGLE-3 .* or a draft model .* or mtp"),
         (tmp_path / "run", "is a recorded run"),
         (tmp_path / "none", "there is no model folder"),
     ]:

@@ -333,7 +333,7 @@ class SamplingSpec:
             )
         if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise DraftgaugeError(
-                "temperature is 0 or more, top_k 0 or more and top_p above 0 and at most 1, not "
+                "temperature must be 0 or more, top_k 0 or more and top_p above 0 and at most 1, not "
                 f"{self.temperature:g}, {self.top_k} and {self.top_p:g}"
             )
         if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1.0):

@@ -309,7 +309,8 @@ def choose_drafter(drafter: str | Path | None) -> tuple[str, Source]:
         if kind.recognises(named):
             return kind.name, named
     if "/" not in str(named) and not Path(named).exists():
-        names = ", ".join(kind.name for kind in kinds.values() if not kind.takes)
+        short = {kind: name for name, kind in SHORT_NAMES.items()}
+        names = ", ".join(short.get(kind.name, kind.name) for kind in kinds.values() if not kind.takes)
         sources = " or ".join(kind.takes for kind in kinds.values() if kind.takes)
         alike = meant(named, (REFERENCE, *kinds, *SHORT_NAMES))
         raise DraftgaugeError(f"unknown drafter {str(named)!r}: {alike}choose {names}, or give {sources}")

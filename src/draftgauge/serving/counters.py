@@ -136,7 +136,7 @@ def read_counts(engine: str, place: str) -> SpeculationCounts:
     """The counters of a running server (an address) or in a file: its metrics page, or JSON Lines of its answers."""
     if engine not in PREFIXES:
         raise DraftgaugeError(
-            f"counters of {engine} cannot be read: name the server's engine, {' or '.join(PREFIXES)}, or record a run"
+            f"counters of {engine} cannot be read: name its --engine, {' or '.join(PREFIXES)}, or record a run"
         )
     saved, started = Path(place).is_file(), f"start it with {ENGINES[engine].started}"
     text = read_text(Path(place), "page of metrics") if saved else fetch_text(place, "/metrics")

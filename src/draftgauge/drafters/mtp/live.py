@@ -143,7 +143,7 @@ class MtpSource(CheckpointSource):
     """The MTP heads of a target."""
 
     name = "mtp"
-    takes = "a folder of MTP tensors"
+    takes = "mtp (the target's own heads, or a folder of their tensors)"
     self_describing = False
     net: MtpNet
     drafter_type = MtpDrafter
