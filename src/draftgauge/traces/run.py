@@ -179,6 +179,8 @@ class Manifest:
         A tokenizer that is not the target's own counts too: by its place, which is no part of the fingerprint.
         """
         mine, theirs = (each.identity() | {"tokenizer": _place(each.tokenizer)} for each in (self, other))
+        for settings in (mine, theirs):
+            settings.update(settings.pop("rendering", None) or {})
         if (self.temperature > 0) != (other.temperature > 0):
             mine, theirs = {"temperature": self.temperature}, {"temperature": other.temperature}
         listed = [
