@@ -27,7 +27,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 LINES, WORDS, KILOBYTES = "lines", "words", "kB"
 # What is counted, in what, the most of it. Code counts by folder, whether or not a line is blank or a comment.
 LIMITS = (
-    ("src/draftgauge/**/*.py", LINES, 42_086),
+    ("src/draftgauge/**/*.py", LINES, 42_077),
     ("tests/**/*.py", LINES, 29_210),
     ("benchmarks/**/*.py", LINES, 3_080),
     ("README.md", LINES, 130),

@@ -23,8 +23,8 @@ from draftgauge.checkup.files import layout_rates, of_files
 from draftgauge.core.errors import DraftgaugeError
 from draftgauge.drafters.formats.building import build_net, read_layout
 from draftgauge.drafters.formats.live import CheckpointSource
-from draftgauge.drafters.mtp.building import build_mtp
 from draftgauge.drafters.mtp.checking import HeadFaults, head_faults
+from draftgauge.drafters.mtp.live import build_mtp
 from draftgauge.models.loading import load_model
 from draftgauge.models.spec import read_configuration
 from draftgauge.models.taps import TapPlan, attach_taps

@@ -18,8 +18,7 @@ from draftgauge.decoding import DecodingSettings, plain_decode, speculative_deco
 from draftgauge.decoding.batched import BatchPlan, batched_decode
 from draftgauge.drafters import LanguageModelDrafter, PromptLookupDrafter
 from draftgauge.drafters.base import Drafter, Drafting, record_passes
-from draftgauge.drafters.mtp.building import build_mtp
-from draftgauge.drafters.mtp.live import MtpDrafter
+from draftgauge.drafters.mtp.live import MtpDrafter, build_mtp
 from draftgauge.drafters.mtp.net import Head, MtpNet
 from draftgauge.drafters.reuse import live
 from draftgauge.drafters.reuse.building import new_net
