@@ -134,6 +134,8 @@ def test_a_complete_trace_with_a_damaged_shard_is_no_longer_complete(tmp_path: P
 
 
 def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), TraceWriter(tmp_path, replace(MANIFEST, gamma_max=8)):
+        raise KeyboardInterrupt  # with nothing recorded, so that the folder is free
     record_run(tmp_path)
     leftover = tmp_path / ".positions-00009.parquet.1.draftgauge-tmp"
     leftover.write_bytes(b"half")

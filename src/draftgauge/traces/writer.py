@@ -59,7 +59,8 @@ class TraceWriter:
         self._tasks: dict[int, str] = {}  # prompt index -> task, of the prompts in shards
         self._pending: list[PromptRecord] = []
         require_writable(folder)
-        if (folder / MANIFEST_NAME).exists():
+        self._begun = not (folder / MANIFEST_NAME).exists()
+        if not self._begun:
             self.manifest = Manifest.load(folder)
             self.manifest.refuse_other(manifest, f"{folder} holds the trace")
             remove_temporaries(folder)
@@ -96,6 +97,8 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._flush()
+        if error is not None and self._begun and not self._tasks:
+            (self.folder / MANIFEST_NAME).unlink(missing_ok=True)  # or the folder would be refused to another run
         if error is None and not self.manifest.complete and len(self._tasks) >= self._wanted:
             tasks = tuple(dict.fromkeys(task for _, task in sorted(self._tasks.items())))
             prompts = replace(self.manifest.prompts, count=len(self._tasks), tasks=tasks)
