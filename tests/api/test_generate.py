@@ -239,7 +239,7 @@ def test_a_later_turn_stands_behind_the_target_s_own_answers(chatting: dict[str,
 def test_a_run_goes_on_only_with_the_same_rendering(chatting: dict[str, Any], tmp_path: Path) -> None:
     _, run = record(chatting, tmp_path / "run", system="be brief", chat=True)
     assert record(chatting, run, system="be brief", chat=True)[0].rendering.system == "be brief"
-    with pytest.raises(TraceError, match=r"rendering: .*be brief.*, not .*'system': None"):
+    with pytest.raises(TraceError, match=r"\(system: 'be brief', not None\)"):
         record(chatting, run)
     assert record(chatting, tmp_path / "default")[0].rendering.chat is True  # as the tokenizer has a template
 

@@ -296,7 +296,7 @@ class CostsRequest:
         tables = [path for path in (self.dspark_table, self.from_costs) if path is not None]
         whole = self.cases is None and self.out not in (None, *tables) and (self.from_costs or self.served)
         if not self.start and ((len(tables) == 1) != (self.engine == "sglang") or (tables and not whole)):
-            raise DraftgaugeError("--engine sglang wants --out and --dspark-table with --served, or --from-costs")
+            raise DraftgaugeError("--engine sglang wants a new --out and --dspark-table with --served, or --from-costs")
         if not self.batches:
             raise DraftgaugeError("--batches must name a number of requests, e.g. 1,4,16")
         if any(length < 1 for length in (*self.lengths, *self.contexts)) or not self.lengths:

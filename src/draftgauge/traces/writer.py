@@ -97,7 +97,7 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._flush()
-        if error is not None and self._begun and not self._tasks:
+        if error is not None and self._begun and not shard_paths(self.folder):
             (self.folder / MANIFEST_NAME).unlink(missing_ok=True)  # or the folder would be refused to another run
         if error is None and not self.manifest.complete and len(self._tasks) >= self._wanted:
             tasks = tuple(dict.fromkeys(task for _, task in sorted(self._tasks.items())))
